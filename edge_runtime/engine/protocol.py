@@ -1,0 +1,79 @@
+"""What every backend implements: an Engine (a loaded model) with Lanes (execution contexts).
+
+A Lane is `submit`/`collect` over buffers and small descriptors, so that an engine can live in this
+process (ONNX Runtime), behind one GPU owner thread (TensorRT), or in a worker process, without the
+pipeline knowing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.records.spec import InputSpec, OutputSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Who an engine is. `digest` ("sha256:...") is the hash of (bundle digest, variant, backend, artefact)."""
+
+    digest: str
+    bundle: str
+    variant: str
+    backend: str
+    precision: str
+    input: InputSpec
+    output: OutputSpec
+    output_shapes: Mapping[str, tuple[int, ...]]
+    """Per output name, its shape for a batch of one."""
+
+
+@dataclass(slots=True)
+class InputBuffer:
+    """A reusable batch input, [max_batch, 3, H, W] float32, 64-byte aligned; page-locked with TensorRT."""
+
+    index: int
+    array: NDArray[np.float32]
+
+
+class Lane(Protocol):
+    """One execution context. Used by one thread at a time."""
+
+    def submit(self, buffer: InputBuffer, count: int) -> None:
+        """Start a run over the first `count` places (an allowed batch size). Raises EngineError."""
+        ...
+
+    def collect(self) -> Mapping[str, NDArray[Any]]:
+        """Wait for the submitted run: output name -> [count, ...]. The arrays are the lane's own and are
+        overwritten by its next run. Raises EngineError."""
+        ...
+
+
+class Engine(Protocol):
+    """A loaded model. States: load -> warm_up -> (lanes run) -> close; a call out of order raises EngineError."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def allowed_batches(self) -> tuple[int, ...] | None:
+        """The only batch sizes it can run, ascending; None when any size from 1 works."""
+        ...
+
+    def open_lane(self) -> Lane: ...
+
+    def allocate(self, max_batch: int) -> InputBuffer:
+        """A new input buffer, by and for this engine."""
+        ...
+
+    def release(self, buffer: InputBuffer) -> None:
+        """Give a buffer's memory back; nobody may write into it any more."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; idempotent. Lanes of it are dead afterwards."""
+        ...

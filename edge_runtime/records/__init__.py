@@ -1,0 +1,1 @@
+"""What two rooms exchange: slotted dataclasses on the frame's way, pydantic models for payloads."""

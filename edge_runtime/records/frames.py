@@ -1,0 +1,132 @@
+"""What travels on a frame's way: frame, transform, detections, result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.records.spec import InputSpec
+
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """How a source image lies in a model's input; postprocessing inverts this very object.
+
+    The whole source (src_width x src_height px) was scaled to resized_width x resized_height px and its
+    top-left corner put at (left, top) px of the model's input (dst_width x dst_height px): positive for
+    a letterbox, negative where a crop cut something off. So per axis
+    `model = source * resized / src + offset`, with the integer sizes and offsets that were applied.
+    """
+
+    src_width: int
+    src_height: int
+    dst_width: int
+    dst_height: int
+    resized_width: int
+    resized_height: int
+    left: int
+    top: int
+
+
+class Pixels(Protocol):
+    """A decoded picture that can put itself into a model's input."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def height(self) -> int: ...
+
+    def write_into(self, place: Float32Array, spec: InputSpec) -> Transform:
+        """Scale, convert, normalise and pad into `place` ([3, H, W] float32, may hold old content).
+
+        Every element of `place` is written. May be called from several threads at once.
+        Raises CameraError where the pixel format cannot be read.
+        """
+        ...
+
+    def to_rgb(self) -> NDArray[np.uint8]:
+        """A new [height, width, 3] uint8 RGB array, for previews and golden pictures."""
+        ...
+
+
+@dataclass(slots=True)
+class Frame:
+    """One captured picture: decoded, intact, wanted.
+
+    `frame_id` counts up per camera from 0. `t_capture_ns` is monotonic: when the packet left the
+    demuxer, or for a paced file when it was due.
+    """
+
+    camera: str
+    frame_id: int
+    t_capture_ns: int
+    pixels: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Detections:
+    """What a detector found, best score first.
+
+    boxes: [n, 4] float32, x1 y1 x2 y2 in camera px inside the frame; scores: [n] float32, 0-1;
+    class_ids: [n] int32. `cut` counts candidates left out by the top-k bound, `invalid` those with
+    non-finite or empty boxes.
+    """
+
+    boxes: Float32Array
+    scores: Float32Array
+    class_ids: NDArray[np.int32]
+    cut: int = 0
+    invalid: int = 0
+
+    def __len__(self) -> int:
+        return int(self.scores.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The best classes of a picture, best first: scores [k] float32 (softmax, 0-1), class_ids [k] int32."""
+
+    scores: Float32Array
+    class_ids: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return int(self.scores.shape[0])
+
+
+Output = Detections | Classification
+Decoder = Callable[[dict[str, NDArray[Any]], int, Transform], Output]
+
+
+@dataclass(slots=True)
+class Timings:
+    """Monotonic nanoseconds at which a frame passed each stage; 0 where it has not been."""
+
+    t_claim_ns: int = 0
+    t_written_ns: int = 0
+    t_run_ns: int = 0
+    t_inferred_ns: int = 0
+    t_result_ns: int = 0
+
+
+@dataclass(slots=True)
+class FrameResult:
+    """What became of one frame on one model: in capture order per (camera, model)."""
+
+    camera: str
+    model: str
+    frame_id: int
+    t_capture_ns: int
+    width: int
+    height: int
+    engine: str
+    variant: str
+    labels: tuple[str, ...]
+    output: Output
+    timings: Timings = field(default_factory=Timings)
