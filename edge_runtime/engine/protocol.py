@@ -32,7 +32,7 @@ class EngineInfo:
     """Per output name, its shape for a batch of one."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class InputBuffer:
     """A reusable batch input, [max_batch, 3, H, W] float32, 64-byte aligned; page-locked with TensorRT."""
 

@@ -31,3 +31,13 @@ class SourceCounters:
     corrupt: int = 0
     pre_key: int = 0
     duplicate: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CameraView:
+    """A camera's state and cumulative source counters, and the models that see it."""
+
+    name: str
+    models: tuple[str, ...]
+    status: CameraStatus
+    source: SourceCounters

@@ -1,0 +1,17 @@
+"""`edge-runtime` and `python -m edge_runtime`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """The command line; returns the exit code."""
+    # inside: the entry point itself costs nothing to import
+    from edge_runtime.cli.main import run
+
+    return run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

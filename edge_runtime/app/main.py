@@ -1,0 +1,53 @@
+"""`edge-runtime run`: the daemon in the foreground, with signals and a store."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+
+from edge_runtime.app.daemon import Daemon
+from edge_runtime.app.store import StoreLock
+from edge_runtime.config import Config
+
+log = logging.getLogger(__name__)
+
+
+def run_daemon(config: Config) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code. Raises EdgeError where it cannot start."""
+    faulthandler.enable()
+    with StoreLock(config.device.store):
+        daemon = Daemon(config)
+        stop_on_signals(daemon)
+        code = daemon.run()
+    end_process(code)
+    return code
+
+
+def stop_on_signals(daemon: Daemon) -> None:
+    """SIGTERM and SIGINT ask the daemon to stop; a second one of them ends the process at once."""
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if daemon.stopping:
+            os._exit(1)
+        log.info("%s: stopping", signal.Signals(number).name)
+        daemon.request_stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+
+
+def end_process(code: int) -> None:
+    """End now, where a thread still hangs in a native call: at a normal exit the interpreter would take its
+    libraries away under it. Everything that had to be flushed has been."""
+    import threading
+
+    hanging = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if hanging:
+        log.warning("ending with %s still running", ", ".join(hanging))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)

@@ -1,0 +1,137 @@
+"""Models from the configuration: bundles verified, engines loaded and warmed up, lanes and batches decided."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_runtime.bundled import SCHEME, bundled_engine
+from edge_runtime.config import ModelConfig
+from edge_runtime.engine.bundle import Bundle, load_bundle
+from edge_runtime.engine.onnxrt import load_engine
+from edge_runtime.engine.protocol import Engine
+from edge_runtime.engine.slot import Resident
+from edge_runtime.errors import EdgeError
+from edge_runtime.vision.decode import build_decoder
+
+log = logging.getLogger(__name__)
+
+BATCH_CANDIDATES = (2, 4, 8)
+BATCH_GAIN = 1.1
+"""A larger batch is taken where it brings at least this factor in frames per second."""
+_BATCH_RUNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A configured model; `resident` None where it could not be loaded, for `error`."""
+
+    config: ModelConfig
+    lanes: int
+    resident: Resident | None
+    error: EdgeError | None
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def lanes_for(models: Sequence[ModelConfig]) -> dict[str, int]:
+    """Lanes per model: as configured, else the cores shared out evenly, at least one each.
+
+    n single-thread lanes beat one n-thread session on small networks, and more lanes than cores beat nobody.
+    """
+    auto = [model for model in models if model.lanes == "auto"]
+    left = cores() - sum(model.lanes for model in models if isinstance(model.lanes, int))
+    share, rest = divmod(max(len(auto), left), len(auto)) if auto else (0, 0)
+    lanes = {}
+    for model in models:
+        if isinstance(model.lanes, int):
+            lanes[model.name] = model.lanes
+        else:
+            lanes[model.name] = share + (1 if rest > 0 else 0)
+            rest -= 1
+    return lanes
+
+
+def open_bundle(source: Path | str) -> Bundle:
+    """The bundle that a configuration names: a folder, or `bundled:NAME`. Raises BundleError."""
+    if isinstance(source, str) and source.startswith(SCHEME):
+        return load_bundle(bundled_engine(source.removeprefix(SCHEME)))
+    return load_bundle(Path(source))
+
+
+def load_model(config: ModelConfig, *, lanes: int, streams: int) -> LoadedModel:
+    """Load one model for `streams` cameras. An error is kept, for its cameras to tell; it takes nothing else down."""
+    started = time.monotonic()
+    try:
+        engine = load_engine(open_bundle(config.bundle), config.variant)
+        try:
+            info = engine.info
+            decoder = build_decoder(info.output, info.input, info.output_shapes)
+            places = choose_batch(engine, config.max_batch, streams)
+            resident = Resident(engine, decoder, lanes=lanes, places=places, buffers=2 * lanes + 1)
+        except BaseException:
+            engine.close()
+            raise
+    except EdgeError as error:
+        log.error("model %s is down: %s", config.name, error)
+        return LoadedModel(config, lanes, None, error)
+    log.info(
+        "model %s: %s %s on %s, %d lanes, batches of up to %d, loaded and warm in %.2f s",
+        config.name,
+        info.variant,
+        info.digest[:19],
+        info.backend,
+        lanes,
+        resident.places,
+        time.monotonic() - started,
+    )
+    return LoadedModel(config, lanes, resident, None)
+
+
+def choose_batch(engine: Engine, wanted: int | str, streams: int) -> int:
+    """How many frames a batch may hold: as configured, or measured (`auto`).
+
+    Measured on this engine, now: each candidate up to the number of cameras, as long as it brings
+    BATCH_GAIN over the one before. On a CPU that usually ends at 1.
+    """
+    if isinstance(wanted, int):
+        return wanted
+    allowed = engine.allowed_batches
+    candidates = BATCH_CANDIDATES if allowed is None else allowed[1:]
+    best = 1 if allowed is None else allowed[0]
+    if streams <= best:
+        return best
+    best_s = _seconds_per_frame(engine, best)
+    for candidate in candidates:
+        if candidate > max(streams, best):
+            break
+        seconds = _seconds_per_frame(engine, candidate)
+        log.debug("batch of %d: %.2f ms a frame, batch of %d: %.2f", best, best_s * 1e3, candidate, seconds * 1e3)
+        if seconds * BATCH_GAIN > best_s:
+            break
+        best, best_s = candidate, seconds
+    return best
+
+
+def _seconds_per_frame(engine: Engine, batch: int) -> float:
+    buffer = engine.allocate(batch)
+    try:
+        buffer.array.fill(114.0)
+        lane = engine.open_lane()
+        times = []
+        for _ in range(_BATCH_RUNS + 1):
+            start = time.perf_counter()
+            lane.submit(buffer, batch)
+            lane.collect()
+            times.append(time.perf_counter() - start)
+        # the first run of a size plans its memory
+        return min(times[1:]) / batch
+    finally:
+        engine.release(buffer)

@@ -1,0 +1,50 @@
+"""How long to wait before a source is opened again."""
+
+from __future__ import annotations
+
+import random
+
+from edge_runtime.clock import Clock, SystemClock
+
+_NS_PER_S = 1_000_000_000
+
+
+class Backoff:
+    """Exponential back-off with full jitter: each delay is uniform between 0 and a limit that doubles.
+
+    The first retry is jittered too, so that cameras lost together do not come back together. The limit
+    falls back to `base_s` only after the source was up for `stable_s`: one that opens and dies at once
+    keeps its long delays.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_s: float = 0.5,
+        limit_s: float = 30.0,
+        stable_s: float = 60.0,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._base_s = base_s
+        self._limit_s = limit_s
+        self._stable_ns = round(stable_s * _NS_PER_S)
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.Random()
+        self._failures = 0
+        self._up_since_ns: int | None = None
+
+    def up(self) -> None:
+        """The source delivers. Repeated calls do not restart the time it has been stable for."""
+        if self._up_since_ns is None:
+            self._up_since_ns = self._clock.monotonic_ns()
+
+    def next_delay_s(self) -> float:
+        """The source failed: seconds to wait before it is tried again."""
+        if self._up_since_ns is not None and self._clock.monotonic_ns() - self._up_since_ns >= self._stable_ns:
+            self._failures = 0
+        self._up_since_ns = None
+        # The exponent is bounded: after a month of failures 2.0**n would overflow.
+        limit_s = min(self._limit_s, self._base_s * 2.0 ** min(self._failures, 30))
+        self._failures += 1
+        return self._rng.uniform(0.0, limit_s)

@@ -1,0 +1,120 @@
+"""Time on a frame's way in: media time made sane, due times of a paced file, the rate cap. All pure."""
+
+from __future__ import annotations
+
+_NS_PER_S = 1_000_000_000
+
+JUMP_NS = 5 * _NS_PER_S
+LAG_NS = 1 * _NS_PER_S
+DUPLICATES_IN_A_ROW = 5
+DEFAULT_INTERVAL_NS = 40_000_000
+MAX_RATE_HZ = 1000.0
+
+
+def nominal_interval_ns(rate_hz: float | None) -> int | None:
+    """The interval of a declared frame rate; None for rates that cannot be (0, negative, a clock's tick)."""
+    if rate_hz is None or not 0.0 < rate_hz <= MAX_RATE_HZ:
+        return None
+    return round(_NS_PER_S / rate_hz)
+
+
+class Timeline:
+    """Turns presentation times as they come into media time that only goes forward.
+
+    A step backward or by more than `JUMP_NS` forward is an outlier: that picture gets the nominal interval
+    and later ones are measured from it, so that a jump that stays and one that returns both cost one step.
+    """
+
+    def __init__(self, interval_ns: int | None = None) -> None:
+        self._nominal_ns = interval_ns
+        self._last_step_ns = DEFAULT_INTERVAL_NS
+        self._last_pts_ns: int | None = None
+        self._media_ns = 0
+        self._started = False
+        self._duplicates = 0
+        self.restamped = 0
+
+    def splice(self, interval_ns: int | None) -> None:
+        """A new pass or connection begins: its first picture follows the last one at a nominal interval."""
+        if interval_ns is not None:
+            self._nominal_ns = interval_ns
+        self._last_pts_ns = None
+        self._duplicates = 0
+
+    def stamp(self, pts_ns: int | None) -> int | None:
+        """Media time (ns, from 0, strictly increasing) of the next picture; None where it is a duplicate.
+
+        A duplicate repeats the presentation time before it. More than `DUPLICATES_IN_A_ROW` of them mean a
+        source whose times stand still: its pictures are kept and get nominal intervals.
+        """
+        if not self._started:
+            self._started = True
+            self._last_pts_ns = pts_ns
+            return self._media_ns
+        last_ns = self._last_pts_ns
+        step_ns = self._nominal_ns or self._last_step_ns
+        if pts_ns is not None and last_ns is not None:
+            delta_ns = pts_ns - last_ns
+            if delta_ns == 0:
+                self._duplicates += 1
+                if self._duplicates <= DUPLICATES_IN_A_ROW:
+                    return None
+            else:
+                self._duplicates = 0
+                if 0 < delta_ns <= JUMP_NS:
+                    step_ns = self._last_step_ns = delta_ns
+                else:
+                    self.restamped += 1
+        if pts_ns is not None:
+            self._last_pts_ns = pts_ns
+        self._media_ns += step_ns
+        return self._media_ns
+
+
+class Pacer:
+    """When each picture of a file is due, as if it were live.
+
+    Whoever is more than `LAG_NS` behind does not hurry after: the schedule moves to now (`reanchored`).
+    """
+
+    def __init__(self) -> None:
+        self._anchor_ns: int | None = None
+        self.reanchored = 0
+
+    def due_ns(self, media_ns: int, now_ns: int) -> int:
+        """Monotonic time at which the picture at `media_ns` is due; the first one is due now."""
+        if self._anchor_ns is None:
+            self._anchor_ns = now_ns - media_ns
+        due_ns = self._anchor_ns + media_ns
+        if now_ns - due_ns > LAG_NS:
+            self._anchor_ns += now_ns - due_ns
+            due_ns = now_ns
+            self.reanchored += 1
+        return due_ns
+
+
+class RateCap:
+    """Keeps at most `fps` pictures a second, on a steady grid of capture times.
+
+    A picture may be early by half a grid step: a source of just that rate, with jitter, loses nothing, and
+    since the grid advances by whole steps the mean rate is still exact (15 of 25 a second, not 12.5).
+    """
+
+    def __init__(self, fps: float | None) -> None:
+        self._step_ns = None if fps is None else round(_NS_PER_S / fps)
+        self._slot_ns: int | None = None
+
+    def wants(self, t_capture_ns: int) -> bool:
+        """True where the picture captured at `t_capture_ns` (increasing) is one to keep."""
+        step_ns = self._step_ns
+        if step_ns is None:
+            return True
+        if self._slot_ns is None:
+            self._slot_ns = t_capture_ns
+        if t_capture_ns < self._slot_ns - step_ns // 2:
+            return False
+        # More than a step late: slots have gone by without a picture; they are not made up for.
+        if t_capture_ns - self._slot_ns > step_ns:
+            self._slot_ns = t_capture_ns
+        self._slot_ns += step_ns
+        return True

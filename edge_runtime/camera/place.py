@@ -1,0 +1,70 @@
+"""A scaled picture into its place in the batch: normalise, order the channels, pad. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.records.frames import Float32Array, Transform
+from edge_runtime.records.spec import InputSpec
+
+Plane = NDArray[np.float32] | NDArray[np.uint8]
+Window = tuple[slice, slice]
+
+
+def check_place(place: Float32Array, spec: InputSpec) -> None:
+    """Raises ValueError where `place` is not the [3, H, W] float32 that `spec` declares."""
+    if place.shape != spec.shape or place.dtype != np.float32:
+        raise ValueError(f"place is {place.dtype} {place.shape}, the model's input is float32 {spec.shape}")
+
+
+def windows(transform: Transform) -> tuple[Window, Window]:
+    """(rows, columns) of the place that the picture covers, and those of the resized picture that it shows."""
+    x0, y0 = max(transform.left, 0), max(transform.top, 0)
+    x1 = min(transform.left + transform.resized_width, transform.dst_width)
+    y1 = min(transform.top + transform.resized_height, transform.dst_height)
+    inside = (slice(y0, y1), slice(x0, x1))
+    shown = (slice(y0 - transform.top, y1 - transform.top), slice(x0 - transform.left, x1 - transform.left))
+    return inside, shown
+
+
+@lru_cache(maxsize=32)
+def factors(
+    scale: float, mean: tuple[float, float, float], std: tuple[float, float, float], unit: float
+) -> tuple[tuple[np.float32, np.float32], ...]:
+    """Per channel (gain, offset) with `normalised = value * gain + offset`; a pixel is `value * unit`, 0-255."""
+    return tuple((np.float32(unit * scale / s), np.float32(-m / s)) for m, s in zip(mean, std, strict=True))
+
+
+def fill_borders(place: Float32Array, inside: Window, spec: InputSpec) -> None:
+    """Write the pad value into everything of `place` outside the window, and only there."""
+    rows, columns = inside
+    height, width = place.shape[1:]
+    if rows == slice(0, height) and columns == slice(0, width):
+        return
+    for channel, (gain, offset) in enumerate(factors(spec.scale, spec.mean, spec.std, 1.0)):
+        value = np.float32(spec.pad) * gain + offset
+        plane = place[channel]
+        plane[: rows.start] = value
+        plane[rows.stop :] = value
+        plane[rows, : columns.start] = value
+        plane[rows, columns.stop :] = value
+
+
+def fill_picture(
+    place: Float32Array, planes: Sequence[Plane], unit: float, spec: InputSpec, inside: Window, shown: Window
+) -> None:
+    """Normalise `planes` ([h, w] each, channel order of `spec.color`, a pixel is `value * unit`) into the window.
+
+    One pass per plane, two where a mean is subtracted.
+    """
+    for target, plane, (gain, offset) in zip(
+        place, planes, factors(spec.scale, spec.mean, spec.std, unit), strict=True
+    ):
+        window = target[inside]
+        np.multiply(plane[shown], gain, out=window, dtype=np.float32)
+        if offset != 0.0:
+            window += offset

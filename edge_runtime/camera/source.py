@@ -1,0 +1,259 @@
+"""The one reading loop behind every camera: open, stamp, skip, pace, retry, tell the state."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from edge_runtime.camera.backoff import Backoff
+from edge_runtime.camera.pacing import Pacer, RateCap, Timeline
+from edge_runtime.camera.redact import redact_url
+from edge_runtime.clock import Clock, SystemClock
+from edge_runtime.errors import CameraError
+from edge_runtime.records.cameras import CameraState, CameraStatus, SourceCounters
+from edge_runtime.records.frames import Frame, Pixels
+
+log = logging.getLogger(__name__)
+
+Pace = Literal["realtime", "max"]
+
+STALLED = "camera_stalled"
+"""Code of the CameraError of a source that is connected and silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An intact picture as a session gives it.
+
+    `pts_ns` is the source's own presentation time, to be distrusted; `t_packet_ns` the monotonic time at
+    which its packet left the demuxer.
+    """
+
+    pixels: Pixels
+    pts_ns: int | None
+    t_packet_ns: int
+
+
+class Session(Protocol):
+    """One opened source, from open to end or fault."""
+
+    @property
+    def interval_ns(self) -> int | None:
+        """The nominal frame interval, None where the source declares nothing believable."""
+        ...
+
+    def pictures(self) -> Iterator[Picture]:
+        """Intact pictures until the source ends. Raises CameraError; `code` STALLED after a read time-out."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Ledger:
+    """A camera's state and counters behind one lock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counters = SourceCounters()
+        self._status = CameraStatus("starting", "not opened yet", clock.monotonic_ns())
+
+    def count(
+        self, *, decoded: int = 0, skipped_rate: int = 0, corrupt: int = 0, pre_key: int = 0, duplicate: int = 0
+    ) -> None:
+        """Add to the counters, all of them at once for whoever copies."""
+        with self._lock:
+            counters = self._counters
+            counters.decoded += decoded
+            counters.skipped_rate += skipped_rate
+            counters.corrupt += corrupt
+            counters.pre_key += pre_key
+            counters.duplicate += duplicate
+
+    def enter(self, state: CameraState, reason: str | None) -> bool:
+        """Change the state; True where it is another one. `since_ns` stays while only the reason changes."""
+        with self._lock:
+            old = self._status
+            if (old.state, old.reason) == (state, reason):
+                return False
+            since_ns = old.since_ns if old.state == state else self._clock.monotonic_ns()
+            self._status = CameraStatus(state, reason, since_ns)
+            return old.state != state
+
+    def status(self) -> CameraStatus:
+        with self._lock:
+            return self._status
+
+    def counters(self) -> SourceCounters:
+        with self._lock:
+            return replace(self._counters)
+
+
+class SourceCamera:
+    """A Camera over sessions that `opener` makes.
+
+    `live`: the end of the stream is a fault and is reconnected. Otherwise the source is a file: paced with
+    `pace = "realtime"` (`t_capture_ns` is the due time), as fast as `read` is called with `"max"`, begun
+    again at its end with `loop`. `fps` caps live and paced sources by capture time; with `"max"` it is not used.
+
+    Faults are retried for ever with `backoff`, a missing or damaged file too: it may be put right. Only an
+    error that is not retryable ends the camera: it stays `down` with the reason and `read` returns None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        opener: Callable[[Ledger], Session],
+        *,
+        live: bool,
+        fps: float | None = None,
+        pace: Pace = "realtime",
+        loop: bool = True,
+        clock: Clock | None = None,
+        backoff: Backoff | None = None,
+        end_reason: str = "end of file",
+    ) -> None:
+        self._name = name
+        self._opener = opener
+        self._live = live
+        self._paced = not live and pace == "realtime"
+        self._loop = loop
+        self._end_reason = end_reason
+        self._clock = clock or SystemClock()
+        self._backoff = backoff or Backoff(clock=self._clock)
+        self._cap = RateCap(None if not live and pace == "max" else fps)
+        self._timeline = Timeline()
+        self._pacer = Pacer()
+        self._ledger = Ledger(self._clock)
+        self._stop = threading.Event()
+        self._session: Session | None = None
+        self._pictures: Iterator[Picture] = iter(())
+        self._pass_delivered = False
+        self._ended = False
+        self._next_id = 0
+        self._last_capture_ns = -1
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def reanchored(self) -> int:
+        """How often a paced file fell more than a second behind and its schedule was moved to now."""
+        return self._pacer.reanchored
+
+    def read(self) -> Frame | None:
+        """Block until the next wanted frame; None when the source has ended or `stop` was called.
+
+        Raises nothing: a fault is a state with a reason.
+        """
+        while not self._stop.is_set() and not self._ended:
+            try:
+                picture = self._next_picture()
+            except CameraError as error:
+                self._lose(error)
+                continue
+            except Exception as error:  # noqa: BLE001
+                # One camera's surprise must not end its thread. A foreign message may carry the address.
+                log.warning("camera %s: unexpected fault: %s", self._name, redact_url(traceback.format_exc()))
+                self._lose(CameraError(f"unexpected fault: {type(error).__name__}", retryable=True))
+                continue
+            if picture is not None and (frame := self._admit(picture)) is not None:
+                return frame
+        return None
+
+    def stop(self) -> None:
+        """Make `read` return None: at once where it waits, after its read time-out where it reads."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Release the source; called by the reading thread after the last `read`. Idempotent."""
+        self._close_session()
+        if self._stop.is_set() and not self._ended:
+            self._ledger.enter("stopped", "stopped on request")
+        self._ended = True
+
+    def status(self) -> CameraStatus:
+        return self._ledger.status()
+
+    def source(self) -> SourceCounters:
+        return self._ledger.counters()
+
+    def _next_picture(self) -> Picture | None:
+        """The next picture; None where a pass or the source has ended. Raises CameraError."""
+        if self._session is None:
+            self._session = self._opener(self._ledger)
+            self._timeline.splice(self._session.interval_ns)
+            self._pictures = self._session.pictures()
+            self._pass_delivered = False
+        picture = next(self._pictures, None)
+        if picture is not None:
+            self._pass_delivered = True
+            return picture
+        self._close_session()
+        if self._live:
+            raise CameraError("the source closed the stream", retryable=True)
+        if not self._pass_delivered:
+            # Never begin again at once: a loop over a file without pictures would spin.
+            raise CameraError("no picture in it could be decoded", retryable=True)
+        if not self._loop:
+            self._ended = True
+            self._ledger.enter("stopped", self._end_reason)
+        return None
+
+    def _admit(self, picture: Picture) -> Frame | None:
+        """Stamp, cap and pace one picture; None where it is not wanted or `stop` came."""
+        media_ns = self._timeline.stamp(picture.pts_ns)
+        if media_ns is None:
+            self._ledger.count(decoded=1, duplicate=1)
+            return None
+        t_capture_ns = self._due_ns(media_ns) if self._paced else picture.t_packet_ns
+        # With reordered pictures packet times are not in picture order; capture times always are.
+        t_capture_ns = max(t_capture_ns, self._last_capture_ns + 1)
+        self._last_capture_ns = t_capture_ns
+        if not self._cap.wants(t_capture_ns):
+            self._ledger.count(decoded=1, skipped_rate=1)
+            return None
+        if self._paced:
+            while (wait_ns := t_capture_ns - self._clock.monotonic_ns()) > 0:
+                if self._stop.wait(wait_ns / 1e9):
+                    return None
+        self._ledger.count(decoded=1)
+        self._backoff.up()
+        if self._ledger.enter("up", None):
+            log.info("camera %s: up, %d x %d px", self._name, picture.pixels.width, picture.pixels.height)
+        frame = Frame(self._name, self._next_id, t_capture_ns, picture.pixels)
+        self._next_id += 1
+        return frame
+
+    def _due_ns(self, media_ns: int) -> int:
+        before = self._pacer.reanchored
+        due_ns = self._pacer.due_ns(media_ns, self._clock.monotonic_ns())
+        if before == 0 and self._pacer.reanchored:
+            log.warning(
+                "camera %s: decoding fell more than 1 s behind real time; counted, not logged again", self._name
+            )
+        return due_ns
+
+    def _lose(self, error: CameraError) -> None:
+        self._close_session()
+        reason = redact_url(error.message)
+        state: CameraState = "stalled" if error.code == STALLED else "down"
+        delay_s = self._backoff.next_delay_s()
+        if self._ledger.enter(state, reason):
+            log.warning("camera %s: %s: %s", self._name, state, reason)
+        if not error.retryable:
+            self._ended = True
+            return
+        self._stop.wait(delay_s)
+
+    def _close_session(self) -> None:
+        session, self._session = self._session, None
+        # Dropping the generator first: it reads from the container that is closed next.
+        self._pictures = iter(())
+        if session is not None:
+            session.close()

@@ -1,0 +1,135 @@
+"""The parser of `edge-runtime`, and what each command prints."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_runtime import __version__
+from edge_runtime.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EdgeError
+
+DEFAULT_CONFIG = Path("/etc/edge-runtime/config.toml")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every command with its arguments. Imports nothing heavy: `--help` answers at once."""
+    parser = argparse.ArgumentParser(
+        prog="edge-runtime",
+        description="Camera inference on NVIDIA Jetson Orin inside a power and a temperature budget, "
+        "with frames per joule over MQTT. Without a GPU the same daemon runs on ONNX Runtime.",
+        epilog="Exit codes: 0 done; 1 failed at run time; 2 bad usage, configuration or bundle; 3 refused; "
+        "130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"edge-runtime {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="the daemon, in the foreground", description=_RUN)
+    run.add_argument(
+        "-c", "--config", type=Path, default=DEFAULT_CONFIG, metavar="CONFIG", help=f"default: {DEFAULT_CONFIG}"
+    )
+    _add_logging(run)
+    run.set_defaults(handler=_run)
+
+    demo = commands.add_parser("demo", help="everything embedded: bundled model and clip, broker, simulated power")
+    demo.add_argument("--seconds", type=_seconds, default=60.0, metavar="N", help="default 60; Ctrl-C ends it too")
+    demo.add_argument("--port", type=_port, metavar="P", help="the broker's port (default 1883, or a free one)")
+    demo.add_argument("--clip", type=Path, metavar="FILE", help="another clip or folder of pictures")
+    demo.add_argument("--bundle", type=Path, metavar="DIR", help="another model bundle")
+    _add_logging(demo)
+    demo.set_defaults(handler=_demo)
+
+    check = commands.add_parser("check-config", help="say whether a configuration is valid, and if not, why and where")
+    check.add_argument("config", type=Path, metavar="CONFIG")
+    check.set_defaults(handler=_check_config)
+
+    prepare = commands.add_parser("prepare", help="make model bundles")
+    from edge_runtime.cli import prepare as prepare_command
+
+    prepare_command.add_arguments(prepare)
+    prepare.set_defaults(handler=prepare_command.run)
+    return parser
+
+
+_RUN = (
+    "Runs cameras and models as CONFIG says until SIGTERM or SIGINT. Exits 2 for a configuration that cannot be "
+    "parsed or validated, a store that cannot be used or that another daemon holds, or no loadable model at all."
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse and do; returns the exit code."""
+    parser = build_parser()
+    parsed = parser.parse_args(arguments)
+    try:
+        return int(parsed.handler(parsed))
+    except EdgeError as error:
+        print(f"edge-runtime: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output is gone
+        return EXIT_DONE
+
+
+def _add_logging(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="how logs on standard error look"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="log more")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError("must be 1 to 65535")
+    return value
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from edge_runtime.cli.logs import set_up_logs
+    from edge_runtime.config import load_config
+
+    set_up_logs(parsed.log_format, logging.DEBUG if parsed.verbose else logging.INFO)
+    config = load_config(parsed.config)
+    from edge_runtime.app.main import run_daemon
+
+    return run_daemon(config)
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    from edge_runtime.cli.logs import set_up_logs
+
+    set_up_logs(parsed.log_format, logging.INFO if parsed.verbose else logging.WARNING)
+    from edge_runtime.app.demo import run_demo
+
+    return run_demo(
+        seconds=parsed.seconds,
+        port=parsed.port,
+        clip=parsed.clip,
+        bundle=parsed.bundle,
+        say=lambda line: print(line, flush=True),
+    )
+
+
+def _check_config(parsed: argparse.Namespace) -> int:
+    from edge_runtime.config import load_config
+
+    config = load_config(parsed.config)
+    from edge_runtime.app.check import check_bundles
+
+    if problems := check_bundles(config):
+        for problem in problems:
+            print(f"edge-runtime: {problem}", file=sys.stderr)
+        return EXIT_USAGE
+    print(f"{parsed.config}: valid: {len(config.cameras)} cameras, {len(config.models)} models")
+    return EXIT_DONE

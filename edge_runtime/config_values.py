@@ -1,0 +1,180 @@
+"""Checks of single configuration values, and how values and what would be right are put into words."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PlainValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from edge_runtime.errors import UsageError
+from edge_runtime.source_url import CameraSource, parse_source, redact_url
+
+BUNDLED_BUNDLES = ("centernet",)
+"""Model bundles that come with the package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """What would be right for a key, in words (also its type in the reference); `default` where words say it best."""
+
+    words: str
+    default: str | None = None
+
+
+NAME = Right("up to 64 of A-Z a-z 0-9 . _ - with a letter or digit first")
+FILE = Right("the path of a file, in quotes; relative ones count from this file's folder")
+SWITCH = Right("true or false")
+
+
+def wrong(message: str, remedy: str | None = None) -> PydanticCustomError:
+    """The error for a validator to raise, worded for the operator; without a remedy the key's `Right` stands in."""
+    return PydanticCustomError("edge", "{message}", {"message": message, "remedy": remedy})
+
+
+def kind_of(value: object) -> str:
+    """What a value is, in the operator's words."""
+    for types, words in (
+        (bool, "true or false"),
+        ((int, float), "a number"),
+        (str, "text"),
+        ((list, tuple), "a list"),
+        (dict, "a table"),
+    ):
+        if isinstance(value, types):
+            return words
+    return "a date or time"
+
+
+def render(value: object) -> str:
+    """A value as it stands in a file, short, on one line and without credentials."""
+    if isinstance(value, str):
+        text = json.dumps(redact_url(value), ensure_ascii=not value.isprintable())
+        return text if len(text) <= 80 else f'{text[:76]}..."'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) >= 10**18:  # one of 5000 digits cannot even be printed
+        return "a huge number"
+    if isinstance(value, (list, tuple)):
+        items = ["[...]" if isinstance(item, (list, tuple)) else render(item) for item in value[:4]]
+        return f"[{', '.join(items + ['...'] * (len(value) > 4))}]"
+    if isinstance(value, dict):
+        return "{...}"
+    return re.sub(r"^datetime\.", "", str(value))
+
+
+def default_device_id(machine_id: Path = Path("/etc/machine-id"), hostname: str | None = None) -> str:
+    """`edge-` and the first 12 hex digits of the machine id; without one, `edge-` and the host's name."""
+    try:
+        text = machine_id.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        text = ""
+    if re.fullmatch(r"[0-9a-f]{32}", text):
+        return f"edge-{text[:12]}"
+    host = re.sub(r"[^A-Za-z0-9._-]+", "-", socket.gethostname() if hostname is None else hostname)
+    return f"edge-{host[:48].strip('.-_') or 'device'}"
+
+
+def check_name(value: object) -> str:
+    if not isinstance(value, str):
+        raise wrong(f"{render(value)} is not text")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+        usable = re.sub(r"[^A-Za-z0-9._-]+", "-", value).lstrip("._-")[:64].rstrip("-")
+        if redact_url(value) != value:  # an address in the wrong place: no name with its password in it
+            usable = ""
+        message = f"{render(value)} cannot stand in a topic and a file name"
+        raise wrong(message, f"{NAME.words}; for example {render(usable)}" if usable else None)
+    return value
+
+
+def check_names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        return (check_name(value),)
+    names = tuple(check_name(item) for item in value)
+    if not names:
+        raise wrong("[] names no model", "name a model, or leave the key out if there is only one")
+    if len(set(names)) < len(names):
+        raise wrong(f"{render(value)} names a model twice", "name each model once")
+    return names
+
+
+def _base(info: ValidationInfo) -> Path:
+    return (info.context or {}).get("base") or Path.cwd()
+
+
+def check_path(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, str):
+        raise wrong(f"{render(value)} is not text")
+    if not value or not value.isprintable():
+        raise wrong(f"{render(value)} is no path")
+    if value.startswith("~"):
+        raise wrong(f"{render(value)} starts with ~, which a service has no use for", "write the path in full")
+    return _base(info) / value
+
+
+def check_bundle(value: object, info: ValidationInfo) -> Path | str:
+    if isinstance(value, str) and value.startswith("bundled:"):
+        if value.removeprefix("bundled:") not in BUNDLED_BUNDLES:
+            raise wrong(f"{render(value)} does not come with this version", f"bundled:{BUNDLED_BUNDLES[0]} does")
+        return value
+    return check_path(value, info)
+
+
+def check_source(value: object, info: ValidationInfo) -> CameraSource:
+    if not isinstance(value, str):
+        raise wrong(f"{render(value)} is not text")
+    try:
+        return parse_source(value, _base(info))
+    except UsageError as error:
+        raise wrong(error.message, error.remedy) from None
+
+
+def auto_or_count(most: int) -> PlainValidator:
+    def check(value: object) -> Literal["auto"] | int:
+        if value == "auto":
+            return "auto"
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise wrong(f'{render(value)} is neither "auto" nor a whole number')
+        if not 1 <= value <= most:
+            raise wrong(f"{render(value)} is out of range")
+        return value
+
+    return PlainValidator(check)
+
+
+def check_host(value: str) -> str:
+    if "://" in value or "/" in value:
+        raise wrong(f"{render(value)} is an address with more than a host", "only the host; the port goes to port")
+    if re.fullmatch(r"[^:]*:\d+|\[.*\](:\d+)?", value):
+        raise wrong(f"{render(value)} is a host and more", "only the host; the port goes to port, brackets go")
+    if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", value):
+        raise wrong(f"{render(value)} is no host")
+    return value
+
+
+def check_listen(value: str) -> str:
+    match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):([0-9]{1,5})", value)
+    if match is None or int(match[2]) > 65535:
+        raise wrong(f"{render(value)} is no address to listen on")
+    return value
+
+
+def check_repository(value: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
+        raise wrong(f"{render(value)} is no web address")
+    return value
+
+
+def check_tables(value: object, info: ValidationInfo) -> object:
+    """An array of tables as the tuple that the strict field wants."""
+    if isinstance(value, list):
+        return tuple(value)
+    key = "camera" if info.field_name == "cameras" else "model"
+    if isinstance(value, dict):
+        raise wrong("is written as a single table", f"write [[{key}]], with two brackets, once for each {key}")
+    raise wrong(f"{render(value)} stands where tables belong", f"write [[{key}]] once for each {key}")

@@ -1,0 +1,120 @@
+"""How to reach the broker, and how long to wait before trying again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from edge_runtime.errors import MqttError
+
+ProtocolChoice = Literal["auto", "5", "3.1.1"]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """The `[mqtt]` table, resolved. TLS is used as soon as one of the three files is given.
+
+    `client_id` must be unique among all clients of the broker. `keepalive_s` is 2..65535; a link on which
+    nothing was heard for 1.5 times that is given up. The files are read anew for every connection, so that
+    renewed certificates and passwords take effect without a restart.
+
+    Raises MqttError for a value that can never work.
+    """
+
+    host: str
+    port: int = 1883
+    client_id: str = "edge-runtime"
+    protocol: ProtocolChoice = "auto"
+    username: str | None = None
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    keepalive_s: int = 30
+
+    def __post_init__(self) -> None:
+        for wrong, what, remedy in (
+            (not self.host, "the broker's host is empty", "set mqtt.host"),
+            (not 1 <= self.port <= 65535, f"port {self.port} does not exist", "use 1..65535, usually 1883 or 8883"),
+            (not self.client_id, "the client id is empty", "set device.id"),
+            (not 2 <= self.keepalive_s <= 65535, f"keepalive_s {self.keepalive_s} is out of range", "use 2..65535"),
+            (self.protocol not in ("auto", "5", "3.1.1"), f"protocol {self.protocol!r} is unknown", "use 5 or 3.1.1"),
+            (
+                self.password_file is not None and self.username is None,
+                "a password without a user name",
+                "set mqtt.username",
+            ),
+            (
+                self.key_file is not None and self.cert_file is None,
+                "a key without a certificate",
+                "set mqtt.cert_file",
+            ),
+        ):
+            if wrong:
+                raise MqttError(what, code="mqtt_settings", where="mqtt", remedy=remedy)
+
+    @property
+    def tls(self) -> bool:
+        return any((self.ca_file, self.cert_file, self.key_file))
+
+    @property
+    def where(self) -> str:
+        """`host:port`, for messages."""
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What the broker shows about us: `offline` is the will, and what a graceful close publishes."""
+
+    topic: str
+    online: bytes
+    offline: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Every waiting time of the link, in seconds. Only tests change these.
+
+    `retry_first_s` and `retry_cap_s` bound the exponential back-off; `stable_s` is how long a connection must
+    have lasted to start it over; a connection shorter than `short_session_s` is suspicious. `fallback_s` is how long an unknown
+    broker may be silent about MQTT 5 before 3.1.1 is tried.
+    """
+
+    retry_first_s: float = 1.0
+    retry_cap_s: float = 60.0
+    stable_s: float = 60.0
+    short_session_s: float = 5.0
+    connect_s: float = 5.0
+    connack_s: float = 10.0
+    fallback_s: float = 2.0
+    ack_s: float = 30.0
+    refused_retry_s: float = 1.0
+
+
+class Backoff:
+    """Full jitter: uniform in (0, min(cap, first * 2**n)], the first retry too.
+
+    A fleet that loses its broker would otherwise come back in the same second, again and again.
+    """
+
+    def __init__(self, timing: Timing, rng: random.Random | None = None) -> None:
+        self._timing = timing
+        self._rng = rng or random.Random()
+        self._attempt = 0
+
+    def next_delay_s(self, *, suspicious: bool = False) -> float:
+        """The next wait in seconds; `suspicious` draws from the cap's upper three quarters instead."""
+        cap_s = self._timing.retry_cap_s
+        if suspicious:
+            return self._rng.uniform(cap_s / 4, cap_s)
+        # 2**n overflows a float long before anybody stops retrying
+        ceiling_s = min(cap_s, self._timing.retry_first_s * 2.0 ** min(self._attempt, 30))
+        self._attempt += 1
+        return max(0.01, self._rng.uniform(0.0, ceiling_s))
+
+    def reset(self) -> None:
+        """To be called after a connection that was stable."""
+        self._attempt = 0

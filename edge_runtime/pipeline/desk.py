@@ -1,0 +1,424 @@
+"""The claim protocol of one model: frames wait in mailboxes, are claimed into batches, and are run.
+
+One Condition guards all of it (M). Under it there is no I/O, no close and no callback; the ledger's lock
+is a leaf below it. Frame, ticket, lease and place are taken together, so there is no batch without a
+frame, and a stale frame never gets a ticket. Invariant: `credits + batches opened and not done = lanes + 1`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+
+from edge_runtime.engine.slot import EngineSlot, Resident
+from edge_runtime.pipeline.batch import Batch, Mailbox, Place, PlaceState
+from edge_runtime.pipeline.ledger import Entry, Ledger, Stream
+from edge_runtime.records.frames import Transform
+
+FULL_PACE_WAITING = 2
+"""Frames that a camera at full pace may have waiting: one to claim, one decoded meanwhile."""
+
+
+class Desk:
+    """Mailboxes, open and closed batches, credits and the slot of one model.
+
+    `batch_timeout_s`: how long after its capture a frame may wait for company. `grace_s`: how long after
+    its batch was closed a writer may still come; then its place is voided and its frame fails as `late`.
+    `split`: claimers (preprocess workers) and runners (the GPU's owner) are different threads.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        slot: EngineSlot,
+        ledger: Ledger,
+        *,
+        lanes: int,
+        batch_timeout_s: float = 0.02,
+        grace_s: float = 1.0,
+        split: bool = False,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.model = model
+        self.lanes = lanes
+        self._slot = slot
+        self._ledger = ledger
+        self._timeout_ns = int(batch_timeout_s * 1e9)
+        self._grace_ns = int(grace_s * 1e9)
+        self._monitor = threading.Lock()
+        self._work = threading.Condition(self._monitor)
+        self._split = split
+        self._clock_ns = clock_ns
+        self._mailboxes: list[Mailbox] = []
+        self._ready: list[Mailbox] = []  # in the order in which they became ready
+        self._open: Batch | None = None
+        self._closed: deque[Batch] = deque()
+        self._credits = lanes + 1
+        self._running = 0
+        self._stopping = False
+        if slot.current is not None:
+            ledger.set_engine(model, slot.current.info.digest)
+
+    # --- producers
+
+    def attach(self, stream: Stream, *, full_pace: bool = False, priority: int = 0) -> Mailbox:
+        """A mailbox for a camera's frames."""
+        capacity = FULL_PACE_WAITING if full_pace else None
+        mailbox = Mailbox(stream, self._monitor, capacity=capacity, priority=priority)
+        with self._monitor:
+            self._mailboxes.append(mailbox)
+        return mailbox
+
+    def detach(self, mailbox: Mailbox) -> None:
+        """The camera was removed: what waits is dropped as `removed`, its producer wakes."""
+        with self._monitor:
+            if mailbox.removed:
+                return
+            mailbox.removed = True
+            self._mailboxes.remove(mailbox)
+            self._drop_waiting(mailbox, "removed")
+            self._work.notify_all()
+
+    def put(self, mailbox: Mailbox, entry: Entry) -> bool:
+        """Let a captured frame wait for a place. At full pace this waits for room.
+
+        False where it was dropped at once: model down, camera removed, stopping.
+        """
+        with self._monitor:
+            while True:
+                if (reason := self._closed_for(mailbox)) is not None:
+                    self._ledger.drop(entry, reason)
+                    return False
+                if mailbox.capacity is None or len(mailbox.entries) < mailbox.capacity:
+                    break
+                mailbox.space.wait()
+            now_ns = self._clock_ns()
+            if mailbox.capacity is None and mailbox.entries:
+                self._ledger.stale(mailbox.entries.popleft())
+            if mailbox.t_put_ns:
+                gap_ns = now_ns - mailbox.t_put_ns
+                known_ns = mailbox.interval_ns or gap_ns
+                mailbox.interval_ns = known_ns + (gap_ns - known_ns) // 8
+            mailbox.t_put_ns = now_ns
+            mailbox.entries.append(entry)
+            if len(mailbox.entries) == 1 and mailbox not in self._ready:
+                self._ready.append(mailbox)
+            self._wake()
+        return True
+
+    # --- lanes and workers
+
+    def next_work(self, *, claim: bool = True, run: bool = True) -> Place | Batch | None:
+        """Wait for something to do: a Place to write, a Batch to run, or None when it is time to end.
+
+        What is returned must come back exactly once: a Place through `written`, a Batch through `done`.
+        """
+        while True:
+            found = self._look(claim, run, wait=True)
+            if found is _Sign.END:
+                return None
+            if not isinstance(found, _Sign):
+                return found
+
+    def poll(self, *, claim: bool = True, run: bool = True) -> Place | Batch | None:
+        """Like `next_work`, but None when there is nothing to do now."""
+        while (found := self._look(claim, run, wait=False)) is _Sign.AGAIN:
+            pass
+        return None if isinstance(found, _Sign) else found
+
+    def _look(self, claim: bool, run: bool, *, wait: bool) -> Place | Batch | _Sign:
+        """One look at what there is to do; where there is nothing, wait once."""
+        after = _After()
+        with self._monitor:
+            found = self._look_once(claim, run, wait, after)
+        after.settle(self._ledger)
+        return found
+
+    def _look_once(self, claim: bool, run: bool, wait: bool, after: _After) -> Place | Batch | _Sign:
+        now_ns = self._clock_ns()
+        if run and (batch := self._runnable()) is not None:
+            return batch
+        if self._stopping and (not run or (self._open is None and not self._closed)):
+            return _Sign.END
+        if claim and (place := self._claim(now_ns)) is not None:
+            if self._ready:
+                self._wake()  # there is more: pass the baton to another idle lane
+            return place
+        wake_ns = self._tend(now_ns, after) if run else None
+        if wake_ns is not None and wake_ns <= now_ns:
+            return _Sign.AGAIN
+        if wait:
+            self._work.wait(None if wake_ns is None else (wake_ns - now_ns) / 1e9)
+            return _Sign.AGAIN
+        return _Sign.NOTHING
+
+    def written(self, place: Place, transform: Transform | None, reason: str = "preprocess") -> None:
+        """The writer left the buffer. `transform` None: it failed for `reason`, the place is void."""
+        after = _After()
+        batch = place.batch
+        with self._monitor:
+            batch.writers -= 1
+            if place.state is PlaceState.WRITING:
+                batch.writing -= 1
+                place.t_written_ns = self._clock_ns()
+                if transform is not None:
+                    place.transform = transform
+                    place.state = PlaceState.READY
+                else:
+                    self._void(place, reason, after)
+                if batch.closed and batch.writing == 0:
+                    self._settle(batch, after)
+                    if self._split:
+                        self._wake()  # else the writer is a lane and comes for it itself
+            elif batch.done and batch.writers == 0:
+                # it came late: its place was voided and the batch went without it
+                batch.resident.free.append(batch.buffer)
+                self._wake()
+        after.settle(self._ledger)
+
+    def done(self, batch: Batch) -> None:
+        """A batch came back from its lane: credit, lease and (when no writer is inside) buffer are free again."""
+        after = _After()
+        with self._monitor:
+            self._running -= 1
+            self._finish(batch, after)
+            if self._split:
+                self._wake()
+        after.settle(self._ledger)
+
+    # --- the owner
+
+    def exchange(self, resident: Resident | None, reason: str | None = None) -> int:
+        """Let new batches open against `resident`; the open batch is closed. Returns ns under M.
+
+        None takes the model down for `reason`: what waits is dropped as `model_down`. The old engine is
+        closed after its last batch, by whoever brings that back (here, when it has none).
+        """
+        after = _After()
+        with self._monitor:
+            start_ns = self._clock_ns()
+            if self._open is not None:
+                self._close(self._open, start_ns, after)
+            after.close(self._slot.exchange(resident, reason))
+            if resident is not None:
+                self._ledger.set_engine(self.model, resident.info.digest)
+            else:
+                self._drop_all("model_down")
+            self._work.notify_all()
+            held_ns = self._clock_ns() - start_ns
+        after.settle(self._ledger)
+        return held_ns
+
+    def stop(self) -> None:
+        """Nothing is claimed any more; what waits is dropped as `stopping`; batches in hand are finished."""
+        after = _After()
+        with self._monitor:
+            self._stopping = True
+            if self._open is not None:
+                self._close(self._open, self._clock_ns(), after)
+            self._drop_all("stopping")
+            self._work.notify_all()
+        after.settle(self._ledger)
+
+    @property
+    def down_reason(self) -> str | None:
+        """Why the model has no engine; None when it has one."""
+        with self._monitor:
+            return None if self._slot.current is not None else (self._slot.reason or "no engine")
+
+    def resident(self) -> Resident | None:
+        """The resident that new batches open against."""
+        with self._monitor:
+            return self._slot.current
+
+    def audit(self) -> tuple[int, int]:
+        """(free credits, batches opened and not done): their sum is always lanes + 1."""
+        with self._monitor:
+            return self._credits, (self._open is not None) + len(self._closed) + self._running
+
+    # --- under M
+
+    def _closed_for(self, mailbox: Mailbox) -> str | None:
+        if self._stopping:
+            return "stopping"
+        if mailbox.removed:
+            return "removed"
+        return "model_down" if self._slot.current is None else None
+
+    def _drop_waiting(self, mailbox: Mailbox, reason: str) -> None:
+        while mailbox.entries:
+            self._ledger.drop(mailbox.entries.popleft(), reason)
+        if mailbox in self._ready:
+            self._ready.remove(mailbox)
+        mailbox.passes = 0
+        mailbox.space.notify_all()
+
+    def _drop_all(self, reason: str) -> None:
+        for mailbox in self._mailboxes:
+            self._drop_waiting(mailbox, reason)
+
+    def _wake(self) -> None:
+        # lanes that claim and run are all alike: one is enough. Claimers and runners are not.
+        if self._split:
+            self._work.notify_all()
+        else:
+            self._work.notify()
+
+    def _runnable(self) -> Batch | None:
+        """The first closed batch whose places are all READY or VOID."""
+        for batch in self._closed:
+            if batch.writing == 0:
+                self._closed.remove(batch)
+                self._running += 1
+                return batch
+        return None
+
+    def _claim(self, now_ns: int) -> Place | None:
+        """Take frame, ticket, lease and place together, or nothing."""
+        resident = self._slot.current
+        if self._stopping or resident is None or not self._ready:
+            return None
+        batch = self._open
+        if batch is None and (self._credits == 0 or not resident.free):
+            return None
+        while (entry := self._take_waiting()) is not None:
+            if not self._ledger.ticket(entry, resident.info.digest):
+                continue  # it timed out while it waited
+            if batch is None:
+                self._credits -= 1
+                leased = self._slot.acquire()
+                batch = self._open = Batch(leased, leased.free.pop(), 0)
+                # no frame waits for company beyond its deadline; where load made it late already,
+                # those that wait join at once and the batch goes as soon as none is left
+                batch.deadline_ns = entry.frame.t_capture_ns + self._timeout_ns
+            else:
+                batch.deadline_ns = min(batch.deadline_ns, entry.frame.t_capture_ns + self._timeout_ns)
+            place = Place(batch, len(batch.places), entry, now_ns)
+            batch.places.append(place)
+            batch.writers += 1
+            batch.writing += 1
+            if len(batch.places) == resident.places:
+                self._open = None
+                batch.closed = True
+                batch.t_closed_ns = now_ns
+                self._closed.append(batch)
+            return place
+        return None
+
+    def _take_waiting(self) -> Entry | None:
+        """The next frame by priority and age; no ready camera is passed over more than N - 1 times.
+
+        `_ready` is in order of readiness, so `passes` never increases along it. Serving the one at index
+        k passes over those before it; that keeps the bound as long as passes[j] + 1 + j <= N - 1 for
+        each j < k: they can still be served one after the other in time.
+        """
+        ready = self._ready
+        if not ready:
+            return None
+        bound = len(self._mailboxes) - 1
+        best = 0
+        for index, mailbox in enumerate(ready):
+            if mailbox.priority > ready[best].priority:
+                best = index
+            if mailbox.passes + 1 + index > bound:
+                break
+        chosen = ready.pop(best)
+        for mailbox in ready:
+            mailbox.passes += 1
+        chosen.passes = 0
+        entry = chosen.entries.popleft()
+        if chosen.entries:
+            ready.append(chosen)
+        if chosen.capacity is not None:
+            chosen.space.notify()
+        return entry
+
+    def _close(self, batch: Batch, now_ns: int, after: _After) -> None:
+        """No more frames join it; it runs when its writers are done."""
+        self._open = None
+        batch.closed = True
+        batch.t_closed_ns = now_ns
+        self._closed.append(batch)
+        if batch.writing == 0:
+            self._settle(batch, after)
+
+    def _void(self, place: Place, reason: str, after: _After) -> None:
+        place.state = PlaceState.VOID
+        if self._ledger.fail(place.entry, reason):
+            after.streams.append(place.entry.stream)
+
+    def _settle(self, batch: Batch, after: _After) -> None:
+        """All its places are decided: where all are void, it is done without a run."""
+        if all(place.state is PlaceState.VOID for place in batch.places):
+            self._closed.remove(batch)
+            self._finish(batch, after)
+
+    def _finish(self, batch: Batch, after: _After) -> None:
+        """Credit and lease go back, once; the buffer only when nobody writes into it."""
+        assert not batch.done
+        batch.done = True
+        self._credits += 1
+        if batch.writers == 0:
+            batch.resident.free.append(batch.buffer)
+        after.close(self._slot.release(batch.resident))
+
+    def _tend(self, now_ns: int, after: _After) -> int | None:
+        """An idle lane's duties: close the open batch when due, void overdue places.
+
+        Returns when to look again (monotonic ns; not after `now_ns` for at once), None for when something happens.
+        """
+        wake_ns: int | None = None
+        if (batch := self._open) is not None:
+            if now_ns >= batch.deadline_ns or not self._worth_waiting(now_ns, batch.deadline_ns):
+                self._close(batch, now_ns, after)
+                return now_ns
+            wake_ns = batch.deadline_ns
+        for batch in tuple(self._closed):
+            if batch.writing == 0:
+                return now_ns
+            overdue_ns = batch.t_closed_ns + self._grace_ns
+            if now_ns < overdue_ns:
+                wake_ns = overdue_ns if wake_ns is None else min(wake_ns, overdue_ns)
+                continue
+            for place in batch.places:
+                if place.state is PlaceState.WRITING:
+                    self._void(place, "late", after)
+            batch.writing = 0
+            self._settle(batch, after)
+            return now_ns
+        return wake_ns
+
+    def _worth_waiting(self, now_ns: int, deadline_ns: int) -> bool:
+        """Whether some camera is likely to bring another frame by the deadline."""
+        return any(mailbox.expects_before(now_ns, deadline_ns) for mailbox in self._mailboxes)
+
+
+class _Sign(Enum):
+    """What a look at the desk found where it found no work."""
+
+    AGAIN = auto()
+    NOTHING = auto()
+    END = auto()
+
+
+class _After:
+    """What an action under M leaves to be done when M is free: closing engines, delivering results."""
+
+    __slots__ = ("residents", "streams")
+
+    def __init__(self) -> None:
+        self.residents: list[Resident] = []
+        self.streams: list[Stream] = []
+
+    def close(self, resident: Resident | None) -> None:
+        if resident is not None:
+            self.residents.append(resident)
+
+    def settle(self, ledger: Ledger) -> None:
+        for stream in self.streams:
+            ledger.deliver(stream)
+        for resident in self.residents:
+            resident.close()

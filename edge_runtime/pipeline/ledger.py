@@ -1,0 +1,303 @@
+"""The ledger: every captured frame ends in exactly one counter, and results leave in capture order.
+
+One lock, a leaf: nothing is called under it. It makes all transitions of a frame on a model:
+
+    WAITING  captured, in a mailbox             -> STALE, DROPPED, FAILED (ended), or TICKETED
+    TICKETED claimed; holds a place in order    -> READY, or FAILED (ended; its ticket is skipped)
+    READY    has a result, waits for its turn   -> COMPLETED (ended)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import IntEnum
+
+from edge_runtime.records.activity import Counters, EngineCounters, LedgerCut, Samples, StreamCut
+from edge_runtime.records.frames import Frame, FrameResult
+
+log = logging.getLogger(__name__)
+
+
+class State(IntEnum):
+    """Where a frame is on its way."""
+
+    WAITING = 0
+    TICKETED = 1
+    READY = 2
+    ENDED = 3
+
+
+class Stream:
+    """One camera on one model."""
+
+    __slots__ = (
+        "camera", "counters", "draining", "entries", "failures", "latency", "model", "next_release", "next_ticket",
+        "outbox", "pending", "removed", "sink",
+    )  # fmt: skip
+
+    def __init__(self, camera: str, model: str, sink: Callable[[FrameResult], None]) -> None:
+        self.camera = camera
+        self.model = model
+        self.sink = sink
+        self.counters = Counters()
+        self.latency = Samples()
+        self.failures: dict[str, int] = {}
+        self.entries: set[Entry] = set()
+        self.next_ticket = 0
+        self.next_release = 0
+        self.pending: dict[int, Entry] = {}
+        self.outbox: deque[FrameResult] = deque()
+        self.draining = False
+        self.removed = False
+
+
+class Entry:
+    """One frame on one model."""
+
+    __slots__ = ("engine", "frame", "result", "state", "stream", "t_admitted_ns", "ticket", "window")
+
+    def __init__(self, stream: Stream, frame: Frame, t_admitted_ns: int, window: int) -> None:
+        self.stream = stream
+        self.frame = frame
+        self.state = State.WAITING
+        self.ticket = -1
+        self.result: FrameResult | None = None
+        self.engine: str | None = None
+        self.t_admitted_ns = t_admitted_ns
+        self.window = window
+
+
+class Ledger:
+    """Counts, tickets and their order. Every public method may be called from any thread, also under M."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock_ns = clock_ns
+        self._lock = threading.Lock()
+        self._streams: list[Stream] = []
+        self._engines: dict[tuple[str, str], EngineCounters] = {}
+        self._current: dict[str, str] = {}
+        self._window = 0
+
+    # --- streams and engines
+
+    def open_stream(self, camera: str, model: str, sink: Callable[[FrameResult], None]) -> Stream:
+        """A new stream; its results go to `sink` one at a time, in capture order, on changing threads."""
+        stream = Stream(camera, model, sink)
+        with self._lock:
+            self._streams.append(stream)
+        return stream
+
+    def remove_stream(self, stream: Stream) -> None:
+        """It stays listed until nothing of it is in flight and its last counts were cut."""
+        with self._lock:
+            stream.removed = True
+
+    def set_engine(self, model: str, engine: str) -> None:
+        """From now on, `engine` is the one that `model` opens batches against."""
+        with self._lock:
+            self._current[model] = engine
+
+    # --- a frame's transitions
+
+    def captured(self, stream: Stream, frame: Frame) -> Entry:
+        """A frame was captured; it is in flight from here on."""
+        with self._lock:
+            entry = Entry(stream, frame, self._clock_ns(), self._window)
+            stream.counters.captured += 1
+            stream.entries.add(entry)
+        return entry
+
+    def stale(self, entry: Entry) -> bool:
+        """A newer frame replaced it before it was claimed."""
+        with self._lock:
+            if entry.state is not State.WAITING:
+                return False
+            entry.stream.counters.stale += 1
+            self._end(entry).stale += 1
+            return True
+
+    def drop(self, entry: Entry, reason: str) -> bool:
+        """It will never be used, for `reason` (a snake_case word)."""
+        with self._lock:
+            if entry.state is not State.WAITING:
+                return False
+            for counters in (entry.stream.counters, self._end(entry)):
+                counters.dropped[reason] = counters.dropped.get(reason, 0) + 1
+            return True
+
+    def ticket(self, entry: Entry, engine: str) -> bool:
+        """Claim it for `engine`: it gets the next ticket of its stream. False where it has ended already."""
+        with self._lock:
+            if entry.state is not State.WAITING:
+                return False
+            stream = entry.stream
+            entry.state = State.TICKETED
+            entry.engine = engine
+            entry.ticket = stream.next_ticket
+            stream.next_ticket += 1
+            stream.pending[entry.ticket] = entry
+            return True
+
+    def resolve(self, entry: Entry, result: FrameResult) -> bool:
+        """It has a result. False (and the result is discarded) where it was failed meanwhile.
+
+        Call `deliver(entry.stream)` afterwards, holding no lock.
+        """
+        with self._lock:
+            if entry.state is not State.TICKETED:
+                return False
+            entry.state = State.READY
+            entry.result = result
+            self._release(entry.stream)
+            return True
+
+    def fail(self, entry: Entry, reason: str) -> bool:
+        """It ends without a result, and its ticket (if it has one) no longer holds up later ones.
+
+        Call `deliver(entry.stream)` afterwards, holding no lock.
+        """
+        with self._lock:
+            return self._fail(entry, reason)
+
+    def sweep(self, older_than_ns: int, model: str | None = None, *, reason: str = "timeout") -> int:
+        """Fail every frame (of `model`) admitted before that monotonic time which has no result; how many.
+
+        A finished frame that only waits for an earlier one is released by that one's failure.
+        """
+        failed = 0
+        touched: list[Stream] = []
+        with self._lock:
+            for stream in self._streams:
+                if model is not None and stream.model != model:
+                    continue
+                overdue = [
+                    entry
+                    for entry in stream.entries
+                    if entry.t_admitted_ns < older_than_ns and entry.state in (State.WAITING, State.TICKETED)
+                ]
+                for entry in overdue:
+                    self._fail(entry, reason)
+                failed += len(overdue)
+                if overdue:
+                    touched.append(stream)
+        for stream in touched:
+            self.deliver(stream)
+        return failed
+
+    def deliver(self, stream: Stream) -> None:
+        """Hand released results to the stream's sink. One thread at a time drains a stream; others return."""
+        if not stream.outbox:
+            return
+        with self._lock:
+            if stream.draining:
+                return
+            stream.draining = True
+        while True:
+            with self._lock:
+                if not stream.outbox:
+                    stream.draining = False
+                    return
+                result = stream.outbox.popleft()
+            try:
+                stream.sink(result)
+            except Exception:  # a bad consumer must not cost a lane
+                log.exception("camera %s, model %s: a consumer of results failed", stream.camera, stream.model)
+
+    # --- batches
+
+    def ran(self, model: str, engine: str, places: int, inference_ns: int) -> None:
+        """A batch of `places` frames ran on `engine` for `inference_ns`."""
+        with self._lock:
+            counters = self._engine(model, engine)
+            counters.batches += 1
+            counters.places += places
+            counters.inference.add(inference_ns)
+
+    # --- looking
+
+    def in_flight(self) -> int:
+        """Frames captured and not ended, over all streams."""
+        with self._lock:
+            return sum(len(stream.entries) for stream in self._streams)
+
+    def oldest_ns(self) -> int | None:
+        """Monotonic time at which the oldest frame in flight was admitted; None when there is none."""
+        with self._lock:
+            return min((entry.t_admitted_ns for stream in self._streams for entry in stream.entries), default=None)
+
+    def cut(self) -> LedgerCut:
+        """End the window: everything counted since the last cut; counting starts anew."""
+        with self._lock:
+            streams = []
+            for stream in self._streams:
+                counters = stream.counters
+                # counted from the open entries and not derived, so that the identity can prove something
+                counters.in_flight = len(stream.entries)
+                for entry in stream.entries:
+                    engine = self._attribute(entry)
+                    engine.in_flight += 1
+                streams.append(StreamCut(stream.camera, stream.model, counters, stream.latency, stream.failures))
+                stream.counters = Counters(carried_in=counters.in_flight)
+                stream.latency = Samples()
+                stream.failures = {}
+            self._streams = [stream for stream in self._streams if not stream.removed or stream.entries]
+            engines, self._engines = self._engines, {}
+            self._window += 1
+            return LedgerCut(streams, engines)
+
+    # --- under the lock
+
+    def _engine(self, model: str, engine: str) -> EngineCounters:
+        key = (model, engine)
+        counters = self._engines.get(key)
+        if counters is None:
+            counters = self._engines[key] = EngineCounters()
+        return counters
+
+    def _attribute(self, entry: Entry) -> Counters:
+        """The counters of the engine a frame belongs to, the frame itself counted as captured or carried in."""
+        model = entry.stream.model
+        engine = self._engine(model, entry.engine or self._current.get(model, ""))
+        if entry.window == self._window:
+            engine.counters.captured += 1
+        else:
+            engine.counters.carried_in += 1
+        return engine.counters
+
+    def _end(self, entry: Entry) -> Counters:
+        entry.state = State.ENDED
+        entry.stream.entries.remove(entry)
+        return self._attribute(entry)
+
+    def _fail(self, entry: Entry, reason: str) -> bool:
+        if entry.state not in (State.WAITING, State.TICKETED):
+            return False
+        stream = entry.stream
+        stream.counters.failed += 1
+        stream.failures[reason] = stream.failures.get(reason, 0) + 1
+        self._end(entry).failed += 1
+        self._release(stream)
+        return True
+
+    def _release(self, stream: Stream) -> None:
+        """Let every frame go whose turn it is."""
+        pending = stream.pending
+        while (entry := pending.get(stream.next_release)) is not None:
+            if entry.state is State.TICKETED:
+                return
+            del pending[stream.next_release]
+            stream.next_release += 1
+            if entry.state is State.READY:
+                result = entry.result
+                assert result is not None
+                result.timings.t_result_ns = self._clock_ns()
+                latency_ns = result.timings.t_result_ns - result.t_capture_ns
+                stream.counters.completed += 1
+                stream.latency.add(latency_ns)
+                self._end(entry).completed += 1
+                self._engine(stream.model, entry.engine or "").latency.add(latency_ns)
+                stream.outbox.append(result)

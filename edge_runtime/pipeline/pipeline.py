@@ -1,0 +1,207 @@
+"""The pipeline of a device: cameras with a capture thread each, models with a desk and lanes each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from edge_runtime.camera.protocol import Camera
+from edge_runtime.engine.slot import EngineSlot, Resident
+from edge_runtime.pipeline.batch import Mailbox
+from edge_runtime.pipeline.desk import Desk
+from edge_runtime.pipeline.lanes import BusyClock, LaneLoop
+from edge_runtime.pipeline.ledger import Ledger, Stream
+from edge_runtime.records.activity import LedgerCut
+from edge_runtime.records.cameras import CameraView
+from edge_runtime.records.frames import FrameResult
+from edge_runtime.threads import ThreadGroup
+
+log = logging.getLogger(__name__)
+
+ResultSink = Callable[[FrameResult], None]
+
+
+@dataclass(slots=True)
+class ModelPipe:
+    """A model at work. Its lane threads belong to it; contexts belong to its engine."""
+
+    name: str
+    desk: Desk
+    busy: BusyClock
+    timeout_ns: int
+
+
+@dataclass(slots=True)
+class _Feed:
+    """A camera at work, with the streams and mailboxes that its frames go to."""
+
+    camera: Camera
+    targets: list[tuple[Desk, Mailbox, Stream]] = field(default_factory=list)
+
+
+class Pipeline:
+    """Owns capture and lane threads. Add models, then cameras, then `start`; `stop` ends it for good.
+
+    `on_result` gets every result, in capture order per (camera, model), on lane threads: it must be quick
+    and must not block. `on_death(thread, error)` is told when one of its threads died.
+    """
+
+    def __init__(self, on_result: ResultSink, on_death: Callable[[str, BaseException], None] | None = None) -> None:
+        self.ledger = Ledger()
+        self._on_result = on_result
+        self._models: dict[str, ModelPipe] = {}
+        self._feeds: dict[str, _Feed] = {}
+        self._lock = threading.Lock()
+        self._capture_threads = ThreadGroup(on_death)
+        self._lane_threads = ThreadGroup(on_death)
+        self._started = False
+        self._stopped = False
+
+    def add_model(
+        self,
+        name: str,
+        resident: Resident | None,
+        *,
+        lanes: int,
+        batch_timeout_s: float = 0.02,
+        timeout_s: float = 10.0,
+        down_reason: str | None = None,
+    ) -> ModelPipe:
+        """A model, up with `resident` or down for `down_reason`.
+
+        A frame without a result `timeout_s` after its capture is failed; a writer gets as long as that, too.
+        """
+        desk = Desk(
+            name,
+            EngineSlot(resident, down_reason),
+            self.ledger,
+            lanes=lanes,
+            batch_timeout_s=batch_timeout_s,
+            grace_s=min(1.0, timeout_s),
+        )
+        model = ModelPipe(name, desk, BusyClock(lanes), int(timeout_s * 1e9))
+        self._models[name] = model
+        if self._started:
+            self._start_lanes(model)
+        return model
+
+    def add_camera(self, camera: Camera, models: Sequence[str], *, full_pace: bool = False, priority: int = 0) -> None:
+        """A camera whose frames go to every one of `models`. The pipeline reads and closes it."""
+        feed = _Feed(camera)
+        for name in models:
+            desk = self._models[name].desk
+            stream = self.ledger.open_stream(camera.name, name, self._on_result)
+            feed.targets.append((desk, desk.attach(stream, full_pace=full_pace, priority=priority), stream))
+        with self._lock:
+            self._feeds[camera.name] = feed
+        if self._started:
+            self._start_capture(feed)
+
+    def remove_camera(self, name: str) -> None:
+        """Stop a camera; what waits is dropped as `removed`, what is claimed still finishes."""
+        with self._lock:
+            feed = self._feeds.pop(name)
+        feed.camera.stop()
+        for desk, mailbox, stream in feed.targets:
+            desk.detach(mailbox)
+            self.ledger.remove_stream(stream)
+
+    def start(self) -> None:
+        self._started = True
+        for model in self._models.values():
+            self._start_lanes(model)
+        with self._lock:
+            feeds = list(self._feeds.values())
+        for feed in feeds:
+            self._start_capture(feed)
+
+    def stop(self, deadline_s: float = 3.0) -> list[str]:
+        """Stop cameras, finish what is claimed, fail what does not come back. `close` comes after it.
+
+        Returns the names of threads that did not end within `deadline_s`. A capture thread in a blocking
+        read holds nothing and ends by its own time-out.
+        """
+        if self._stopped:
+            return []
+        self._stopped = True
+        end = time.monotonic() + deadline_s
+        with self._lock:
+            feeds = list(self._feeds.values())
+        for feed in feeds:
+            feed.camera.stop()
+        for model in self._models.values():
+            model.desk.stop()
+        stuck_lanes = self._lane_threads.join(max(0.0, end - time.monotonic()))
+        stuck_captures = self._capture_threads.join(max(0.0, end - time.monotonic()))
+        self.ledger.sweep(time.monotonic_ns() + 1, reason="stopping")
+        return stuck_lanes + stuck_captures
+
+    def close(self) -> None:
+        """Close the engines, where no lane is stuck in one. After `stop`."""
+        if not self._lane_threads.alive():
+            for model in self._models.values():
+                model.desk.exchange(None, "stopped")
+
+    # --- looking
+
+    @property
+    def models(self) -> dict[str, ModelPipe]:
+        return self._models
+
+    def cameras(self) -> list[CameraView]:
+        """Every camera as it stands now."""
+        with self._lock:
+            feeds = list(self._feeds.values())
+        return [
+            CameraView(
+                feed.camera.name,
+                tuple(desk.model for desk, _, _ in feed.targets),
+                feed.camera.status(),
+                feed.camera.source(),
+            )
+            for feed in feeds
+        ]
+
+    def active(self) -> bool:
+        """Whether any capture thread still runs: files that do not loop come to an end."""
+        return bool(self._capture_threads.alive())
+
+    def busy_ns(self) -> int:
+        """Cumulative time that lanes spent inferring, over all models, ns."""
+        now_ns = time.monotonic_ns()
+        return sum(model.busy.total_ns(now_ns) for model in self._models.values())
+
+    def lanes(self) -> int:
+        return sum(model.desk.lanes for model in self._models.values())
+
+    def sweep(self) -> int:
+        """Fail the frames that are in flight past their model's time-out; how many."""
+        now_ns = time.monotonic_ns()
+        return sum(self.ledger.sweep(now_ns - model.timeout_ns, model.name) for model in self._models.values())
+
+    def cut(self) -> LedgerCut:
+        return self.ledger.cut()
+
+    # --- threads
+
+    def _start_lanes(self, model: ModelPipe) -> None:
+        for index in range(model.desk.lanes):
+            loop = LaneLoop(model.desk, self.ledger, model.busy, index)
+            self._lane_threads.spawn(f"lane-{model.name}-{index}", loop.run)
+
+    def _start_capture(self, feed: _Feed) -> None:
+        self._capture_threads.spawn(f"cam-{feed.camera.name}", lambda: self._capture(feed))
+
+    def _capture(self, feed: _Feed) -> None:
+        camera = feed.camera
+        try:
+            while (frame := camera.read()) is not None:
+                # the first model may keep it waiting (full pace), but it is in flight on all of them from here on
+                entries = [self.ledger.captured(stream, frame) for _, _, stream in feed.targets]
+                for (desk, mailbox, _), entry in zip(feed.targets, entries, strict=True):
+                    desk.put(mailbox, entry)
+        finally:
+            camera.close()

@@ -1,0 +1,153 @@
+"""The window report, `edge.window/1`: what one span of time brought and what it cost."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edge_runtime.records.cameras import CameraState
+
+
+class Payload(BaseModel):
+    """Base of every payload: closed and frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    def to_json(self) -> bytes:
+        """The payload as it is published: UTF-8 JSON."""
+        return self.model_dump_json(by_alias=True).encode()
+
+
+class Stamped(Payload):
+    """What every message carries: who, which start, which message, when."""
+
+    device: str
+    boot: str = Field(description="The kernel's boot id.")
+    session: str = Field(description="Random, new at every start of the daemon.")
+    seq: int = Field(ge=0, description="Counts up per lane of messages.")
+    clock_synced: bool = Field(description="Whether wall time could be trusted when this was written.")
+
+
+class FrameCounts(Payload):
+    """carried_in + captured = completed + cached + stale + dropped + failed + in_flight, always."""
+
+    carried_in: int = Field(ge=0, description="In flight when the window opened.")
+    captured: int = Field(ge=0, description="Decoded, intact and wanted by the camera's cap.")
+    completed: int = Field(ge=0)
+    cached: int = Field(ge=0)
+    stale: int = Field(ge=0, description="Replaced by a newer frame before use.")
+    dropped: dict[str, int] = Field(description="Never used, by reason.")
+    failed: int = Field(ge=0)
+    in_flight: int = Field(ge=0, description="Neither done nor given up when the window closed.")
+
+
+class SourceCounts(Payload):
+    """What the source delivered and never became a captured frame, in this window."""
+
+    decoded: int = Field(ge=0)
+    skipped_rate: int = Field(ge=0)
+    skipped_codec: int = Field(ge=0)
+    corrupt: int = Field(ge=0)
+    pre_key: int = Field(ge=0)
+    duplicate: int = Field(ge=0)
+
+
+class Latency(Payload):
+    """Durations in ms; p50 and p99 are null when nothing completed.
+
+    `buckets` are [upper bound in ms, count], each value in one bucket; the last bound is null (no bound).
+    """
+
+    p50: float | None
+    p99: float | None
+    buckets: list[tuple[float | None, int]]
+
+
+class CameraWindow(Payload):
+    """One camera on one model."""
+
+    name: str
+    model: str
+    state: CameraState
+    reason: str | None
+    frames: FrameCounts
+    source: SourceCounts
+    fps: float = Field(ge=0, description="Completed frames per second.")
+    latency_ms: Latency
+
+
+class ModelWindow(Payload):
+    """One engine of one model. A model that changed its engine in the window has two of these."""
+
+    name: str
+    engine: str = Field(description="sha256:... over bundle digest, variant, backend, artefact.")
+    variant: str
+    backend: str
+    frames: FrameCounts
+    batch_mean: float | None = Field(description="Frames per batch; null when nothing ran.")
+    latency_ms: Latency
+    inference_ms: Latency
+
+
+class EnergyWindow(Payload):
+    """Energy of the window; `net_joules` is without idle power, null where that was never measured."""
+
+    source: str
+    rails: list[str]
+    joules: float
+    net_joules: float | None
+    mean_w: float
+    peak_w: float
+    samples: int
+
+
+class ThermalWindow(Payload):
+    tj_c: float
+    zones: dict[str, float]
+    throttling: bool
+
+
+class OperatingPointWindow(Payload):
+    """What runs how: the variant per model, the wanted rate per camera (null: the source's own)."""
+
+    variants: dict[str, str]
+    fps: dict[str, float | None]
+    batch: dict[str, int]
+
+
+class GovernorWindow(Payload):
+    state: str
+    because: str
+
+
+class BudgetWindow(Payload):
+    """`violated_s`: seconds (of one-second means) above the power budget by more than 3 %."""
+
+    power_w: float | None
+    temperature_c: float | None
+    violated_s: float | None
+
+
+class WindowReport(Stamped):
+    """What one window brought and cost. `fps_per_watt` = completed frames / joules."""
+
+    schema_: Literal["edge.window/1"] = Field(default="edge.window/1", alias="schema")
+    uptime_s: float
+    t_start_utc: str
+    t_end_utc: str
+    t_utc: str = Field(description="When this was written.")
+    duration_s: float
+    frames: FrameCounts
+    fps: float
+    latency_ms: Latency
+    cameras: list[CameraWindow]
+    models: list[ModelWindow]
+    energy: EnergyWindow | None
+    fps_per_watt: float | None
+    fps_per_watt_reason: str | None
+    mixed: bool = Field(description="Whether some model had two engines in this window.")
+    thermal: ThermalWindow | None
+    operating_point: OperatingPointWindow | None
+    governor: GovernorWindow | None
+    budget: BudgetWindow | None

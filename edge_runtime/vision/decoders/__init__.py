@@ -1,0 +1,1 @@
+"""One module per output layout: which output shapes fit it, and how its outputs become results."""

@@ -1,0 +1,154 @@
+"""Media time, due times, rate cap, back-off, redaction: pure, with no clock but ours."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_runtime.camera.backoff import Backoff
+from edge_runtime.camera.pacing import JUMP_NS, Pacer, RateCap, Timeline, nominal_interval_ns
+from edge_runtime.camera.redact import redact_url
+
+MS = 1_000_000
+S = 1_000_000_000
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def utc(self) -> datetime:
+        return datetime.fromtimestamp(0, timezone.utc)
+
+
+def stamps(timeline: Timeline, *pts_ms: int | None) -> list[int | None]:
+    out = [timeline.stamp(None if pts is None else pts * MS) for pts in pts_ms]
+    return [None if ns is None else ns // MS for ns in out]
+
+
+def test_steady_times_keep_their_distance() -> None:
+    assert stamps(Timeline(), 500, 540, 580, 700) == [0, 40, 80, 200]
+
+
+@pytest.mark.parametrize("odd_ms", [-9_800_000, 37_600_000])
+def test_one_wild_time_costs_one_nominal_step(odd_ms: int) -> None:
+    timeline = Timeline(40 * MS)
+    assert stamps(timeline, 0, 40, odd_ms, 120, 160) == [0, 40, 80, 120, 160]
+    assert timeline.restamped == 2
+
+
+def test_a_jump_that_stays_is_taken_over() -> None:
+    assert stamps(Timeline(40 * MS), 0, 40, 90_000, 90_040, 90_080) == [0, 40, 80, 120, 160]
+
+
+def test_absent_times_get_the_nominal_interval() -> None:
+    assert stamps(Timeline(100 * MS), None, None, None) == [0, 100, 200]
+    assert stamps(Timeline(None), None, None) == [0, 40]
+
+
+def test_a_repeated_time_is_a_duplicate_but_times_that_stand_still_are_not() -> None:
+    assert stamps(Timeline(40 * MS), 0, 40, 40, 80) == [0, 40, None, 80]
+    still = stamps(Timeline(40 * MS), *[7] * 20)
+    assert len([ms for ms in still if ms is not None]) >= 14
+
+
+def test_a_new_pass_continues_one_interval_later() -> None:
+    timeline = Timeline(40 * MS)
+    assert stamps(timeline, 0, 40) == [0, 40]
+    timeline.splice(40 * MS)
+    assert stamps(timeline, 0, 40) == [80, 120]
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(-(2**62), 2**62)), max_size=60))
+def test_media_time_only_goes_forward_and_never_stands_for_long(times: list[int | None]) -> None:
+    timeline = Timeline(40 * MS)
+    given_ns = [timeline.stamp(pts) for pts in times]
+    kept = [ns for ns in given_ns if ns is not None]
+    assert all(0 < b - a <= JUMP_NS for a, b in zip(kept, kept[1:], strict=False))
+    run = 0
+    for ns in given_ns:
+        run = run + 1 if ns is None else 0
+        assert run <= 5
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, -1.0, 90_000.0, float("nan"), float("inf")])
+def test_rates_that_cannot_be_are_no_rate(rate: float | None) -> None:
+    assert nominal_interval_ns(rate) is None
+
+
+def test_a_schedule_that_fell_behind_moves_to_now_once() -> None:
+    pacer = Pacer()
+    assert pacer.due_ns(0, 5 * S) == 5 * S
+    assert pacer.due_ns(1 * S, 6 * S + 900 * MS) == 6 * S
+    assert pacer.reanchored == 0
+    assert pacer.due_ns(2 * S, 9 * S) == 9 * S
+    assert pacer.due_ns(2 * S + 40 * MS, 9 * S) == 9 * S + 40 * MS
+    assert pacer.reanchored == 1
+
+
+@pytest.mark.parametrize(("source", "cap"), [(25, 15), (30, 15), (30, 29), (120, 7), (25, 24)])
+def test_the_cap_is_exact_on_average(source: int, cap: int) -> None:
+    limit = RateCap(cap)
+    kept = sum(limit.wants(index * S // source) for index in range(source * 60))
+    assert abs(kept - cap * 60) <= 1
+
+
+def test_a_cap_at_or_above_the_source_loses_nothing_to_jitter() -> None:
+    rng = random.Random(1)
+    for cap in (15, 20):
+        limit = RateCap(cap)
+        assert all(limit.wants(index * S // 15 + rng.randrange(20 * MS)) for index in range(300))
+
+
+def test_slots_without_a_picture_are_not_made_up_for() -> None:
+    limit = RateCap(10)
+    assert limit.wants(0)
+    assert limit.wants(60 * S)
+    assert sum(limit.wants(60 * S + index * 10 * MS) for index in range(1, 101)) <= 11
+
+
+def test_delays_are_jittered_from_the_first_and_bounded() -> None:
+    clock = HandClock()
+    delays = [[Backoff(clock=clock, rng=random.Random(seed)).next_delay_s()] for seed in range(50)]
+    assert len({d[0] for d in delays}) == 50
+    assert all(0 <= d[0] <= 0.5 for d in delays)
+    backoff = Backoff(clock=clock, rng=random.Random(1))
+    many = [backoff.next_delay_s() for _ in range(5000)]
+    assert all(d <= min(30.0, 0.5 * 2**n) for n, d in enumerate(many[:10]))
+    assert max(many) <= 30.0
+    assert max(many) > 25.0
+
+
+def test_only_a_stable_source_resets_the_delay() -> None:
+    clock = HandClock()
+    backoff = Backoff(clock=clock, rng=random.Random(3))
+    for _ in range(10):
+        backoff.next_delay_s()
+    backoff.up()
+    clock.now_ns += 59 * S
+    backoff.up()
+    assert max(backoff.next_delay_s() for _ in range(20)) > 0.5
+    backoff.up()
+    clock.now_ns += 60 * S
+    assert backoff.next_delay_s() <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("rtsp://admin:secret@10.0.0.2/ch1", "rtsp://***@10.0.0.2/ch1"),
+        ("http://admin:se/c@r:et@cam/x", "http://***@cam/x"),
+        ("[Errno 5] I/O error: 'http://u:p@cam/x?token=abc'", "[Errno 5] I/O error: 'http://***@cam/x?***'"),
+        ("https://cam/live?user=a&pwd=b", "https://cam/live?***"),
+        ("file:/srv/clip.mp4", "file:/srv/clip.mp4"),
+    ],
+)
+def test_credentials_do_not_show(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
