@@ -173,13 +173,16 @@ class AvPixels:
 
     def to_rgb(self) -> NDArray[np.uint8]:
         """A new [height, width, 3] uint8 RGB array. Raises CameraError where the format cannot be read."""
-        # Through planar GBR: swscale's packed RGB halves the chroma resolution.
-        planar = _reformat(self._frame, self._frame.width, self._frame.height, "gbrp")
+        # Through the same planar floats as the model's input. swscale's packed RGB halves the chroma
+        # resolution, and its unscaled yuv420p to 8-bit GBR leaves the last width % 16 columns unwritten
+        # (FFmpeg 8.0 and 8.1, x86).
+        planar = _reformat(self._frame, self._frame.width, self._frame.height, _FORMAT)
         rgb = np.empty((planar.height, planar.width, 3), np.uint8)
         for channel, index in enumerate(_PLANES["RGB"]):
-            plane = planar.planes[index]
-            lines = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
-            rgb[:, :, channel] = lines[: planar.height, : planar.width]
+            levels = _plane(planar, index) * np.float32(_UNIT)
+            levels += np.float32(0.5)
+            np.minimum(levels, np.float32(255), out=levels)
+            rgb[:, :, channel] = levels
         return rgb
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_runtime.mqtt.session import Incoming, Listener, ProtocolVersion, Session, describe
+from edge_runtime.mqtt.session import Incoming, Listener, ProtocolVersion, Session, SessionInfo, describe
 from edge_runtime.mqtt.settings import Backoff, BrokerSettings, Presence, Timing
 
 log = logging.getLogger(__name__)
@@ -276,19 +276,23 @@ class BrokerConnection:
         self._set_status(reason=reason)
         return True
 
-    def _on_up(self, session: Session) -> None:
+    def _on_up(self, session: Session, info: SessionInfo) -> None:
         self._warned_of = ""
         if session.version == "5":
             self._speaks_5 = True
         with self._lock:
             self._live = session
-        self._set_status(
-            connected=True,
-            connecting=False,
-            reason="connected",
-            protocol=session.version,
-            connects=self._status.connects + 1,
-        )
+        try:
+            # First, so that whoever reads "connected" can publish at once.
+            self._listener.up(info)
+        finally:
+            self._set_status(
+                connected=True,
+                connecting=False,
+                reason="connected",
+                protocol=session.version,
+                connects=self._status.connects + 1,
+            )
         log.info("mqtt: connected to %s with MQTT %s", self._settings.where, session.version)
 
     def _on_callback_error(self) -> None:

@@ -142,6 +142,16 @@ class EmbeddedBroker:
                 "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
             }
         )
+        connected = broker.stream_connected
+
+        async def connected_and_closed(reader: Any, writer: asyncio.StreamWriter, listener_name: str) -> None:
+            # amqtt forgets connections that never finished their CONNECT
+            try:
+                await connected(reader, writer, listener_name)
+            finally:
+                writer.close()
+
+        broker.stream_connected = connected_and_closed
         await broker.start()
         self._listening.set()
         await self._stop.wait()

@@ -77,7 +77,6 @@ class MqttLink:
             results_capacity=results_capacity,
         )
         self._where = settings.where
-        self._generation: int | None = None
         self._subscriptions_refused: set[str] = set()
         self._started = False
         self._closed = False
@@ -110,15 +109,11 @@ class MqttLink:
     def subscribe(self, topic_filter: str, handler: Handler) -> None:
         """Calls `handler` on "mqtt-handler" for every message, subscribing again after every connect.
 
-        A message counts as accepted when the handler returns; see Inbox. Raises MqttError for a malformed filter.
+        What is published after this call is published after the subscription. A message counts as accepted when
+        the handler returns; see Inbox. Raises MqttError for a malformed filter.
         """
         self._inbox.add(topic_filter, handler)
-
-        def now() -> None:
-            if self._generation is not None:
-                self._connection.subscribe(self._generation, (topic_filter,))
-
-        self._pump.tell(now)
+        self._pump.subscribe(topic_filter)
 
     def status(self) -> LinkStatus:
         """Never waits."""
@@ -169,11 +164,9 @@ class MqttLink:
     # ---- Listener, on "mqtt-net"
 
     def up(self, session: SessionInfo) -> None:
-        self._generation = session.generation
         self._pump.up(session)
 
     def down(self, generation: int, *, closed_by_broker: bool) -> None:
-        self._generation = None
         self._pump.down(generation, closed_by_broker=closed_by_broker)
 
     def acknowledged(self, generation: int, mid: int, code: int) -> None:

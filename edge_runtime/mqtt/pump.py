@@ -72,6 +72,7 @@ class Pump:
         if presence is not None:
             self._states[presence.topic] = State(presence.online)
         self._inbox: deque[Callable[[], None]] = deque()
+        self._subscribe: deque[str] = deque()
         self._awake = threading.Event()
         self._session: SessionInfo | None = None
         self._up = False  # as seen by callers: set before the pump has noticed
@@ -101,6 +102,11 @@ class Pump:
     def tell(self, action: Callable[[], None]) -> None:
         """Runs `action` on the pump's thread."""
         self._inbox.append(action)
+        self._awake.set()
+
+    def subscribe(self, topic_filter: str) -> None:
+        """Subscribes before anything that is published after this call. `filters` must name it already."""
+        self._subscribe.append(topic_filter)
         self._awake.set()
 
     def publish_now(self, topic: str, payload: bytes) -> bool:
@@ -192,6 +198,7 @@ class Pump:
         if self._session is not None:
             self._check_acks(self._session)
         if self._session is not None:
+            self._send_subscriptions(self._session)
             if not self._offline_said:
                 self._send_states(self._session)
             if not closing or self.tick_ns < (self._t_flush_end_ns or 0):
@@ -236,6 +243,7 @@ class Pump:
         self._window = max(1, min(self._window_wanted, session.receive_maximum))
         for state in self._states.values():
             state.sent = state.acked = state.tries = 0
+        self._subscribe.clear()
         self._connection.subscribe(session.generation, self._filters())
 
     def _on_down(self, generation: int, *, closed_by_broker: bool) -> None:
@@ -328,6 +336,10 @@ class Pump:
     def _room(self) -> int:
         return (1 if self._narrow else self._window) - len(self._in_flight)
 
+    def _send_subscriptions(self, session: SessionInfo) -> None:
+        while self._subscribe:
+            self._connection.subscribe(session.generation, (self._subscribe.popleft(),))
+
     def _send_states(self, session: SessionInfo) -> None:
         for topic, state in self._states.items():
             if state.sent != state.version and state.tries < _TRIES and self._room() > 0:
@@ -360,6 +372,7 @@ class Pump:
             self._turn_of = (self._turn_of + 1) % len(self._feeds)
             rows = feed.lane.read(feed.cursor, max(1, room // len(self._feeds)))
             idle = idle + 1 if not rows else 0
+            self._send_subscriptions(session)  # of a caller that subscribed and then put one of these rows
             for row in rows:
                 if not self._send_row(session, feed, row):
                     return

@@ -80,7 +80,7 @@ class Session:
     """One try to be connected. `open`, `turn`, `goodbye` and `close` belong to one thread.
 
     `publish`, `subscribe`, `acknowledge` and `drop` may be called from others: they only hand bytes over, and the
-    caller wakes the thread. `on_callback_error` counts exceptions of listeners, which never reach paho (P7).
+    caller wakes the thread. `on_up` is called once connected. `on_callback_error` counts exceptions of listeners, which never reach paho (P7).
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Session:
         listener: Listener,
         presence: Presence | None,
         timing: Timing,
-        on_up: Callable[[Session], None],
+        on_up: Callable[[Session, SessionInfo], None],
         on_callback_error: Callable[[], None],
     ) -> None:
         self.version: ProtocolVersion = version
@@ -290,8 +290,7 @@ class Session:
             max_packet_bytes=getattr(properties, "MaximumPacketSize", None),
             session_present=flags.session_present,
         )
-        self._on_up(self)
-        self._listener.up(info)
+        self._on_up(self, info)
 
     def _on_disconnect(self, flags: paho.DisconnectFlags, reason: ReasonCode, _properties: Properties | None) -> None:
         # May come twice (P10) or not at all: what ends a session is its socket, see _judge.

@@ -79,8 +79,8 @@ class Timing:
     """Every waiting time of the link, in seconds. Only tests change these.
 
     `retry_first_s` and `retry_cap_s` bound the exponential back-off; `stable_s` is how long a connection must
-    have lasted to start it over; a connection shorter than `short_session_s` is suspicious. `fallback_s` is how long an unknown
-    broker may be silent about MQTT 5 before 3.1.1 is tried.
+    have lasted to start it over; a connection shorter than `short_session_s` is suspicious. `fallback_s` is how
+    long an unknown broker may be silent about MQTT 5 before 3.1.1 is tried.
     """
 
     retry_first_s: float = 1.0

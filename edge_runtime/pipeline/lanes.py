@@ -90,7 +90,7 @@ def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, 
     busy.start(index, t_run_ns)
     try:
         lane.submit(batch.buffer, batch.size)
-        outputs = dict(lane.collect())
+        outputs = lane.collect()
     except Exception as error:  # noqa: BLE001  whatever it raises, these frames end here, the lane goes on
         _complain("model %s, engine %s: a batch of %d failed: %s", model, info.variant, len(batch.places), error)
         for place in batch.places:

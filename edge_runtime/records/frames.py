@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -101,7 +101,7 @@ class Classification:
 
 
 Output = Detections | Classification
-Decoder = Callable[[dict[str, NDArray[Any]], int, Transform], Output]
+Decoder = Callable[[Mapping[str, NDArray[Any]], int, Transform], Output]
 
 
 @dataclass(slots=True)

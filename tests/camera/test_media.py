@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def numbers(frames: list[Frame]) -> list[int]:
 
 
 def steps_ms(frames: list[Frame]) -> list[float]:
-    return [(b.t_capture_ns - a.t_capture_ns) / 1e6 for a, b in zip(frames, frames[1:], strict=False)]
+    return [(b.t_capture_ns - a.t_capture_ns) / 1e6 for a, b in pairwise(frames)]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -74,11 +75,15 @@ def stopped_after(camera: AvCamera, condition: Callable[[], bool]) -> list[Frame
     return frames
 
 
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 @pytest.fixture(autouse=True)
 def no_leaked_files() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     yield
-    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    until(lambda: open_files() <= before)
 
 
 @pytest.fixture(scope="module")

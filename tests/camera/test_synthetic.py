@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -35,7 +37,7 @@ def test_frames_are_numbered_and_exactly_spaced() -> None:
     frames = list(iter(camera.read, None))
     assert [read_number(frame.pixels.to_rgb()) for frame in frames] == list(range(30))
     assert [frame.frame_id for frame in frames] == list(range(30))
-    assert {b.t_capture_ns - a.t_capture_ns for a, b in zip(frames, frames[1:], strict=False)} == {5_000_000}
+    assert {b.t_capture_ns - a.t_capture_ns for a, b in pairwise(frames)} == {5_000_000}
     assert (camera.status().state, camera.status().reason) == ("stopped", "end of frames")
     assert camera.source().decoded == 30
     assert camera.read() is None

@@ -77,10 +77,10 @@ def test_auto_falls_back_to_3_1_1_and_remembers(broker: EmbeddedBroker, make_lin
         wait_until(lambda: [one.payload for one in got] == [b"z"])
         assert not got[0].retained
 
-        generation = link._generation or 0
+        generation = link._connection._generation
         link._connection.drop(generation, "for the test")
         wait_until(lambda: link.status().reconnects == 1)
-        assert link._generation == generation + 1, "5 was not tried again"
+        assert link._connection._generation == generation + 1, "5 was not tried again"
         assert link.close()
         subscriber.wait_payload(PRESENCE.topic, b"off")
 

@@ -1,0 +1,320 @@
+"""The pipeline with its real threads: stop, removal, swaps and stuck writers wake everybody who waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_runtime.engine.slot import Resident
+from edge_runtime.pipeline.pipeline import Pipeline
+from edge_runtime.records.activity import Counters
+from edge_runtime.records.frames import Classification, FrameResult
+from tests.awaiting import wait_until
+from tests.fakes import FakeEngine, FakePixels, ScriptedCamera, fake_decoder
+from tests.pipeline.test_ledger import identity_holds
+
+
+def make_resident(engine: FakeEngine, *, lanes: int = 2, places: int = 1) -> Resident:
+    return Resident(engine, fake_decoder, lanes=lanes, places=places, buffers=2 * lanes + 1)
+
+
+class Rig:
+    """A pipeline that remembers its results."""
+
+    def __init__(self) -> None:
+        self.results: dict[tuple[str, str], list[FrameResult]] = defaultdict(list)
+        self.deaths: list[str] = []
+        self.totals = Counters()
+        self.pipeline = Pipeline(self._take, lambda name, _: self.deaths.append(name))
+
+    def _take(self, result: FrameResult) -> None:
+        self.results[result.camera, result.model].append(result)
+
+    def cut(self) -> None:
+        cut = self.pipeline.cut()
+        identity_holds(cut)
+        for stream in cut.streams:
+            self.totals.add(stream.counters)
+
+    def finish(self, deadline_s: float = 3.0) -> list[str]:
+        """Stop, and check what must hold after any run."""
+        stuck = self.pipeline.stop(deadline_s)
+        self.cut()
+        self.pipeline.close()
+        assert self.pipeline.ledger.in_flight() == 0
+        assert self.totals.captured == self.totals.ended()
+        assert self.deaths == []
+        for results in self.results.values():
+            ids = [result.frame_id for result in results]
+            assert ids == sorted(set(ids))
+            for result in results:
+                assert isinstance(result.output, Classification)
+                assert result.output.class_ids[0] == result.frame_id
+        assert self.totals.completed == sum(map(len, self.results.values()))
+        return stuck
+
+
+def endless(camera: list[ScriptedCamera], period_s: float) -> Iterator[int]:
+    """Numbers at a rate, until the camera is stopped."""
+    number = 0
+    while not camera or not camera[0].wait(period_s):
+        yield number
+        number += 1
+
+
+def live_camera(name: str, period_s: float) -> ScriptedCamera:
+    holder: list[ScriptedCamera] = []
+    camera = ScriptedCamera(name, endless(holder, period_s))
+    holder.append(camera)
+    return camera
+
+
+def test_a_file_at_full_pace_loses_nothing() -> None:
+    rig = Rig()
+    rig.pipeline.add_model("m", make_resident(FakeEngine()), lanes=2)
+    rig.pipeline.add_camera(ScriptedCamera("file", range(500)), ["m"], full_pace=True)
+    rig.pipeline.start()
+    wait_until(lambda: not rig.pipeline.active() and rig.pipeline.ledger.in_flight() == 0)
+    assert rig.finish() == []
+    assert rig.totals.completed == rig.totals.captured == 500
+
+
+def test_every_model_of_a_camera_sees_every_frame_and_counts_it() -> None:
+    rig = Rig()
+    for name in ("a", "b"):
+        rig.pipeline.add_model(name, make_resident(FakeEngine(f"sha256:{name}")), lanes=1)
+    camera = ScriptedCamera("cam", range(200))
+    rig.pipeline.add_camera(camera, ["a", "b"], full_pace=True)
+    rig.pipeline.start()
+    wait_until(lambda: not rig.pipeline.active() and rig.pipeline.ledger.in_flight() == 0)
+    assert rig.finish() == []
+    assert rig.totals.captured == rig.totals.completed == 400
+    assert [len(rig.results["cam", name]) for name in ("a", "b")] == [200, 200]
+    assert camera.closed
+
+
+def test_a_slow_model_makes_a_live_camera_stale_and_a_file_wait() -> None:
+    rig = Rig()
+    rig.pipeline.add_model("m", make_resident(FakeEngine(call_cost_s=0.02), lanes=1), lanes=1)
+    rig.pipeline.add_camera(live_camera("live", 0.002), ["m"])
+    file = ScriptedCamera("file", range(20))
+    rig.pipeline.add_camera(file, ["m"], full_pace=True)
+    rig.pipeline.start()
+    wait_until(lambda: len(rig.results["file", "m"]) == 20)
+    assert rig.finish() == []
+    assert rig.totals.stale > 20
+    assert rig.totals.failed == 0
+
+
+def test_the_stop_wakes_a_producer_that_waits_for_room_and_lanes_that_wait_for_frames() -> None:
+    rig = Rig()
+    gate = threading.Event()
+    engine = FakeEngine()
+    rig.pipeline.add_model("m", make_resident(engine, lanes=1), lanes=1)
+    rig.pipeline.add_model("idle", make_resident(FakeEngine("sha256:idle"), lanes=2), lanes=2)
+    blocked = [FakePixels(0, gate.wait), *range(1, 100)]  # type: ignore[arg-type]
+    rig.pipeline.add_camera(ScriptedCamera("file", blocked), ["m"], full_pace=True)
+    rig.pipeline.start()
+    wait_until(lambda: rig.pipeline.ledger.in_flight() >= 4)
+    threading.Timer(0.2, gate.set).start()
+    start = time.monotonic()
+    assert rig.finish() == []
+    assert time.monotonic() - start < 2
+
+
+def test_a_removed_camera_ends_and_the_others_go_on() -> None:
+    rig = Rig()
+    rig.pipeline.add_model("m", make_resident(FakeEngine(call_cost_s=0.001)), lanes=2)
+    gone, stays = live_camera("gone", 0.003), live_camera("stays", 0.003)
+    rig.pipeline.add_camera(gone, ["m"])
+    rig.pipeline.add_camera(stays, ["m"])
+    full = ScriptedCamera("full", range(100_000))
+    rig.pipeline.add_camera(full, ["m"], full_pace=True)
+    rig.pipeline.start()
+    wait_until(lambda: len(rig.results["gone", "m"]) > 5)
+    rig.pipeline.remove_camera("gone")
+    rig.pipeline.remove_camera("full")
+    wait_until(lambda: gone.closed and full.closed)
+    before = len(rig.results["stays", "m"])
+    wait_until(lambda: len(rig.results["stays", "m"]) > before + 10)
+    assert [view.name for view in rig.pipeline.cameras()] == ["stays"]
+    assert rig.finish() == []
+
+
+def test_a_writer_that_never_returns_costs_its_own_camera_and_one_lane() -> None:
+    rig = Rig()
+    gate = threading.Event()
+    rig.pipeline.add_model("m", make_resident(FakeEngine(call_cost_s=0.001)), lanes=2, timeout_s=0.3)
+    stuck = ScriptedCamera("stuck", [FakePixels(0, gate.wait)])  # type: ignore[arg-type]
+    rig.pipeline.add_camera(stuck, ["m"])
+    rig.pipeline.add_camera(live_camera("good", 0.005), ["m"])
+    rig.pipeline.start()
+    wait_until(lambda: len(rig.results["good", "m"]) > 10)
+    wait_until(lambda: rig.pipeline.sweep() or rig.pipeline.ledger.oldest_ns() is None or _young(rig))
+    before = len(rig.results["good", "m"])
+    wait_until(lambda: len(rig.results["good", "m"]) > before + 20)
+    assert rig.pipeline.stop(0.5) == ["lane-m-0"] or rig.pipeline._lane_threads.alive()
+    gate.set()
+    assert rig.pipeline._lane_threads.join(2.0) == []
+    rig.cut()
+    rig.pipeline.close()
+    assert rig.results["stuck", "m"] == []
+    assert rig.totals.failed >= 1
+    assert rig.totals.captured == rig.totals.ended()
+
+
+def _young(rig: Rig) -> bool:
+    oldest_ns = rig.pipeline.ledger.oldest_ns()
+    return oldest_ns is not None and time.monotonic_ns() - oldest_ns < 250_000_000
+
+
+def test_an_engine_that_fails_now_and_then_costs_those_frames_only() -> None:
+    rig = Rig()
+    count = iter(range(1_000_000))
+    engine = FakeEngine(fail=lambda: next(count) % 5 == 0)
+    rig.pipeline.add_model("m", make_resident(engine), lanes=2)
+    rig.pipeline.add_camera(ScriptedCamera("file", range(300)), ["m"], full_pace=True)
+    rig.pipeline.start()
+    wait_until(lambda: not rig.pipeline.active() and rig.pipeline.ledger.in_flight() == 0)
+    assert rig.finish() == []
+    assert rig.totals.failed == 60
+    assert rig.totals.completed == 240
+
+
+def test_a_picture_that_cannot_be_read_costs_that_frame_only() -> None:
+    def broken() -> None:
+        raise ValueError("bad pixels")
+
+    rig = Rig()
+    rig.pipeline.add_model("m", make_resident(FakeEngine()), lanes=2)
+    script = [FakePixels(n, broken) if n % 3 == 0 else n for n in range(30)]
+    rig.pipeline.add_camera(ScriptedCamera("file", script), ["m"], full_pace=True)
+    rig.pipeline.start()
+    wait_until(lambda: not rig.pipeline.active() and rig.pipeline.ledger.in_flight() == 0)
+    assert rig.finish() == []
+    assert (rig.totals.completed, rig.totals.failed) == (20, 10)
+
+
+def test_swaps_under_load_lose_nothing_and_close_every_old_engine() -> None:
+    rig = Rig()
+    engines = [FakeEngine(f"sha256:{index}", call_cost_s=0.001) for index in range(30)]
+    model = rig.pipeline.add_model("m", make_resident(engines[0], places=4), lanes=2)
+    for index in range(3):
+        rig.pipeline.add_camera(live_camera(f"c{index}", 0.002), ["m"])
+    rig.pipeline.start()
+    for engine in engines[1:]:
+        before = sum(map(len, rig.results.values()))
+        model.desk.exchange(make_resident(engine, places=4))
+        wait_until(lambda before=before: sum(map(len, rig.results.values())) > before + 3)  # type: ignore[misc]
+    assert rig.finish() == []
+    assert rig.totals.failed == 0
+    for engine in engines:
+        assert engine.closed
+        assert engine.errors == []
+    for results in rig.results.values():
+        order = [int(result.engine.removeprefix("sha256:")) for result in results]
+        assert order == sorted(order)
+
+
+@pytest.mark.parametrize("places", [1, 2, 8])
+def test_batching_brings_what_arithmetic_says(places: int) -> None:
+    """An engine of 20 ms a call and 1 ms a frame: n frames a batch give n / (20 + n) frames per ms and lane."""
+    rig = Rig()
+    engine = FakeEngine(call_cost_s=0.020, frame_cost_s=0.001)
+    rig.pipeline.add_model("m", make_resident(engine, lanes=1, places=places), lanes=1, batch_timeout_s=0.5)
+    for index in range(8):
+        rig.pipeline.add_camera(ScriptedCamera(f"c{index}", range(100_000)), ["m"], full_pace=True)
+    rig.pipeline.start()
+    wait_until(lambda: len(engine.runs) > 3)
+    start, ran, cpu = time.monotonic(), len(engine.runs), sum(engine.runs)
+    wait_until(lambda: len(engine.runs) >= ran + 40)
+    took = time.monotonic() - start
+    frames = sum(engine.runs) - cpu
+    assert rig.finish() == []
+    assert set(engine.runs[1:-2]) == {places}
+    expected = places / (0.020 + 0.001 * places)
+    # what sleep() adds to each call is the engine's, not the pipeline's: measured apart
+    slack_s = _oversleep(0.020 + 0.001 * places)
+    assert frames / took == pytest.approx(places / (0.020 + 0.001 * places + slack_s), rel=0.08), expected
+
+
+def _oversleep(duration_s: float) -> float:
+    start = time.monotonic()
+    for _ in range(20):
+        time.sleep(duration_s)
+    return (time.monotonic() - start) / 20 - duration_s
+
+
+def test_a_deadline_is_kept_when_company_does_not_come() -> None:
+    rig = Rig()
+    rig.pipeline.add_model("m", make_resident(FakeEngine(), places=8), lanes=2, batch_timeout_s=0.05)
+    rig.pipeline.add_camera(live_camera("a", 0.02), ["m"])  # expected again before the deadline: worth waiting for
+    rig.pipeline.start()
+    wait_until(lambda: len(rig.results["a", "m"]) > 30)
+    assert rig.finish() == []
+    latencies = [(r.timings.t_run_ns - r.t_capture_ns) / 1e6 for r in rig.results["a", "m"]]
+    late = [latency for latency in latencies if latency > 60]
+    assert len(late) <= len(latencies) * 0.05, sorted(latencies)[-5:]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    cameras=st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.001, 0.005])), min_size=1, max_size=4),
+    lanes=st.integers(1, 3),
+    places=st.integers(1, 4),
+    cost_ms=st.sampled_from([0.0, 0.5, 3.0]),
+    fails=st.booleans(),
+    actions=st.lists(st.sampled_from(["swap", "remove", "add", "down", "sweep", "cut", "wait"]), max_size=8),
+)
+def test_any_schedule_with_real_threads(
+    cameras: list[tuple[bool, float]], lanes: int, places: int, cost_ms: float, fails: bool, actions: list[str]
+) -> None:
+    rig = Rig()
+    count = iter(range(10_000_000))
+    engines: list[FakeEngine] = []
+
+    def resident() -> Resident:
+        engine = FakeEngine(
+            f"sha256:{len(engines)}",
+            call_cost_s=cost_ms / 1e3,
+            fail=(lambda: next(count) % 7 == 0) if fails else None,
+        )
+        engines.append(engine)
+        return make_resident(engine, lanes=lanes, places=places)
+
+    def add(full_pace: bool, period_s: float) -> None:
+        name = f"c{next(names)}"
+        camera = ScriptedCamera(name, range(10**9)) if full_pace else live_camera(name, period_s)
+        rig.pipeline.add_camera(camera, ["m"], full_pace=full_pace)
+
+    names = iter(range(10_000))
+    model = rig.pipeline.add_model("m", resident(), lanes=lanes, batch_timeout_s=0.005, timeout_s=0.5)
+    for full_pace, period_s in cameras:
+        add(full_pace, period_s)
+    rig.pipeline.start()
+    for action in actions:
+        if action in ("swap", "down"):
+            model.desk.exchange(resident() if action == "swap" else None, "test")
+        elif action == "remove":
+            if views := rig.pipeline.cameras():
+                rig.pipeline.remove_camera(views[0].name)
+        elif action == "add":
+            add(False, 0.001)
+        elif action == "sweep":
+            rig.pipeline.sweep()
+        elif action == "cut":
+            rig.cut()
+        else:
+            time.sleep(0.01)
+        free, batches = model.desk.audit()
+        assert free + batches == lanes + 1
+    assert rig.finish() == []
+    for engine in engines:
+        assert engine.errors == []
+        assert engine.closed
