@@ -112,25 +112,28 @@ def parse_toml(text: str, file: str) -> TomlSource:
 
     Raises ConfigError with the line if the text is not TOML.
     """
-    scanner = _Scanner(text)
     try:
         data: dict[str, Any] = _toml.loads(text)
-        scanner.scan()
     except RecursionError:
         problem = _syntax_problem(text, file, "values are nested too deeply (at end of document)")
     except ValueError as error:  # TOMLDecodeError is one; an integer of 5000 digits is a plain one
         problem = _syntax_problem(text, file, str(error))
     else:
-        return TomlSource(file, text, data, scanner.lines)
+        return TomlSource(file, text, data, _scanned(text).lines)
     raise ConfigError([problem]) from None
 
 
-def _syntax_problem(text: str, file: str, reason: str) -> ConfigProblem:
+def _scanned(text: str) -> _Scanner:
     scanner = _Scanner(text)
     try:
         scanner.scan()
     except (ValueError, RecursionError):
-        pass  # no wonder, with text that is not TOML; it knows where it stopped
+        pass  # text that is not TOML; and a good file is never refused because its lines could not be found
+    return scanner
+
+
+def _syntax_problem(text: str, file: str, reason: str) -> ConfigProblem:
+    scanner = _scanned(text)
     place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", reason)
     what = reason[: place.start()] if place else reason
     what = what[:1].lower() + what[1:]

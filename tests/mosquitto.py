@@ -159,6 +159,7 @@ class Subscriber:
         self._changed = threading.Condition()
         self._seen: list[Seen] = []
         self._ready = threading.Event()
+        self._lost = threading.Event()
         self._filters = topic_filters or ("#",)
         host, port = broker if isinstance(broker, tuple) else (broker.host, broker.port)
         self._client = paho.Client(CallbackAPIVersion.VERSION2, client_id=client_id, clean_session=False)
@@ -168,6 +169,7 @@ class Subscriber:
         self._client.on_connect = lambda client, *_: client.subscribe([(name, qos) for name in self._filters])
         self._client.on_subscribe = lambda *_: self._ready.set()
         self._client.on_message = lambda _client, _userdata, message: self._add(message)
+        self._client.on_disconnect = lambda *_: self._lost.set()
         self._client.connect(host, port)
         self._client.loop_start()
         assert self._ready.wait(10), "the subscriber could not subscribe"
@@ -194,6 +196,10 @@ class Subscriber:
         self.wait_for(
             lambda seen: any(one.topic == topic and one.payload == payload for one in seen), timeout_s, f"{payload!r}"
         )
+
+    def wait_lost(self) -> None:
+        """Waits until it has read everything that a broker which is gone had sent."""
+        assert self._lost.wait(10), "the subscriber is still connected"
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Waits until the broker has it."""

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FILE_OPTIONS = {"protocol_whitelist": "file"}
-_HTTP_OPTIONS = {"protocol_whitelist": "http,https,tcp,tls,httpproxy,crypto,data"}
+_HTTP_OPTIONS = {
+    "protocol_whitelist": "http,https,tcp,tls,httpproxy,crypto,data",
+    # us of stream that may be read to learn about it; FFmpeg's 5 s would be 5 s without a picture.
+    "analyzeduration": "1000000",
+}
 _IMAGE_CODECS = {".jpg": "mjpeg", ".jpeg": "mjpeg", ".png": "png", ".bmp": "bmp", ".webp": "webp"}
 
 

@@ -193,7 +193,8 @@ def _literal_problem(source: TomlSource, path: KeyPath, details: ErrorDetails, g
     known = ", ".join(words) or str(details.get("ctx", {}).get("expected", ""))
     if given in _NOT_YET.get(plain, ()):
         return source.problem(path, f"{_show(given)} is not built yet in this version", f"it reads {known}")
-    near = difflib.get_close_matches(str(given), words, n=1, cutoff=0.6)
+    lower = {word.lower(): word for word in words}
+    near = [lower[word] for word in difflib.get_close_matches(str(given).lower(), lower, n=1, cutoff=0.6)]
     remedy = f"did you mean {near[0]!r}? known are {known}" if near else f"known are {known}"
     return source.problem(path, f"{_show(given)} is not one of the known words", remedy)
 

@@ -55,7 +55,7 @@ _EXPORT = "put the exported ONNX file in its place"
 
 def refused_model(error: Exception, where: str, reader: str) -> BundleError:
     """The refusal of a model that ONNX Runtime would not load; `reader` is the library and its version."""
-    text = plain_message(error)
+    text = plain_message(error, limit=10_000)
     low = text.lower()
     if "external" in low or "/dev/null" in low or "model_path must not be empty" in low:
         return BundleError(
@@ -75,16 +75,16 @@ def refused_model(error: Exception, where: str, reader: str) -> BundleError:
     elif found := re.search(r"(?:no op registered for|error:) (\S+?)(?:\(-?\d+\) is not a reg| with dom)", text, re.I):
         what = f"uses the operator {found[1]}, which {reader} does not have"
     elif type(error).__name__ == "NotImplemented":
-        what = f"uses an operator that {reader} has no CPU code for: {text}"
+        what = f"uses an operator that {reader} has no CPU code for: {text[:300]}"
     else:
-        what = f"is refused by {reader}: {text}"
+        what = f"is refused by {reader}: {text[:300]}"
         return BundleError(what, code="model_invalid", where=where, remedy="export the model again")
     remedy = "export the model with standard operators of ONNX opset 13 to 17"
     return BundleError(what, code="model_unsupported", where=where, remedy=remedy)
 
 
-def plain_message(error: Exception) -> str:
+def plain_message(error: Exception, limit: int = 300) -> str:
     """The library's message without its prefix and source place, on one line of bounded length."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
     text = " ".join(re.sub(r"/onnxruntime_src/\S+:\d+ ", "", text).split())
-    return text if len(text) <= 300 else f"{text[:297]}..."
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

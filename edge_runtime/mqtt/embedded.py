@@ -155,6 +155,11 @@ class EmbeddedBroker:
         await broker.start()
         self._listening.set()
         await self._stop.wait()
+        # First, and by ourselves: its shutdown comes to the listeners last, or never if a session hangs, and clients
+        # that reconnect in the meantime hold it up.
+        for server in getattr(broker, "_servers", {}).values():
+            if server.instance is not None:
+                server.instance.close()
         try:
             # From Python 3.12 on, a server waits for its last client before it is closed.
             await asyncio.wait_for(broker.shutdown(), _SHUTDOWN_S)

@@ -143,6 +143,8 @@ class Pump:
     def down(self, generation: int, *, closed_by_broker: bool) -> None:
         with self._lock:
             self._up = False
+            self.counters.results_dropped += len(self._results)
+            self._results.clear()
         self.tell(lambda: self._on_down(generation, closed_by_broker=closed_by_broker))
 
     def acknowledged(self, generation: int, mid: int, code: int) -> None:
@@ -255,8 +257,7 @@ class Pump:
 
     def _reset(self) -> None:
         with self._lock:
-            self.counters.results_dropped += len(self._results) + len(self._results_in_flight)
-            self._results.clear()
+            self.counters.results_dropped += len(self._results_in_flight)
         self._results_in_flight.clear()
         self._in_flight.clear()
         self._session = None

@@ -80,7 +80,8 @@ class Session:
     """One try to be connected. `open`, `turn`, `goodbye` and `close` belong to one thread.
 
     `publish`, `subscribe`, `acknowledge` and `drop` may be called from others: they only hand bytes over, and the
-    caller wakes the thread. `on_up` is called once connected. `on_callback_error` counts exceptions of listeners, which never reach paho (P7).
+    caller wakes the thread. `on_up` is called once connected. `on_callback_error` counts exceptions of listeners,
+    which never reach paho (P7).
     """
 
     def __init__(

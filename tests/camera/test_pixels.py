@@ -238,6 +238,23 @@ def test_one_frame_written_from_many_threads() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "nv12", "rgb24"])
+@pytest.mark.parametrize("width", [8, 33, 66, 200, 201])
+def test_the_last_columns_are_the_pictures_own(width: int, pix_fmt: str) -> None:
+    """swscale has a path that leaves them to whatever the memory held."""
+    pixels = AvPixels(frame_of(scene(width, 48), pix_fmt))
+    spec = InputSpec(width, 48, resize="stretch")
+    place, rgb = written(pixels, spec), pixels.to_rgb()
+    for level in (0, 255):
+        held = [av.VideoFrame(width, 48, kind) for kind in ("gbrp", "gbrpf32le") for _ in range(4)]
+        for plane in (plane for frame in held for plane in frame.planes):
+            plane.update(bytes([level]) * plane.buffer_size)
+        del held
+        np.testing.assert_array_equal(written(pixels, spec), place)
+        np.testing.assert_array_equal(pixels.to_rgb(), rgb)
+    assert np.abs(place.transpose(1, 2, 0) - rgb).max() <= 1
+
+
 @pytest.mark.parametrize(
     ("codec", "pix_fmt"), [("png", "rgb24"), ("mjpeg", "yuvj444p"), ("bmp", "bgr24"), ("png", "gray")]
 )

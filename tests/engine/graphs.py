@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edge_runtime.prepare.manifest_text import manifest_text
 
@@ -46,8 +46,7 @@ def graph(
 
 
 def _tensor(name: str, value: Any) -> Any:
-    kind = TensorProto.INT64 if value.dtype.kind == "i" else TensorProto.FLOAT
-    return helper.make_tensor(name, kind, value.shape, value.reshape(-1).tolist())
+    return numpy_helper.from_array(value.astype(np.int64 if value.dtype.kind == "i" else np.float32), name)
 
 
 def node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> Any:

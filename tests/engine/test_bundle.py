@@ -59,7 +59,7 @@ def test_engine_digest_names_bundle_variant_backend_and_artefact(root: Path, tmp
 
 def test_unknown_variant_and_backend(root: Path) -> None:
     bundle = load_bundle(root)
-    with pytest.raises(BundleError, match="no variant 'int8'.*fp32"):
+    with pytest.raises(BundleError, match=r"no variant 'int8'.*fp32"):
         bundle.variant("int8")
     for name in ("auto", "fp32"):
         with pytest.raises(BundleError, match="tensorrt") as caught:
@@ -200,7 +200,10 @@ def test_golden_files_exist(root: Path, tmp_path: Path) -> None:
     assert "no picture matches" in str(refused(folder))
     (folder / "golden").mkdir()
     (folder / "golden" / "a.png").write_bytes(b"x")
-    assert refused(folder).code == "file_missing"
+    assert "'golden/a.png' is used by the bundle but not listed" in str(refused(folder))
+    (folder / "bundle.toml").write_text((folder / "bundle.toml").read_text().replace("[files]\n", "[files]\n#", 1))
+    (folder / "bundle.toml").write_text((folder / "bundle.toml").read_text().replace("[files]", ""))
+    assert refused(folder).where == str(folder / "golden" / "fp32.npz")
 
 
 def shipped() -> Bundle:

@@ -173,6 +173,7 @@ def test_p4_2000_messages_over_a_killed_broker(tmp_path: Path, make_link: MakeLi
                     wait_until(partial(published, link, until))
                     backoff.gate.clear()
                     broker.kill()
+                    subscriber.wait_lost()
                     wait_until(lambda: not link.status().connected)
                 else:
                     subscriber.wait_payload("lane", b"%d" % (count - 1), 30)

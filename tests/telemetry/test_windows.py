@@ -1,0 +1,232 @@
+"""Window reports: their fields, their identity, what they say when there is no sensor, and the loop that cuts them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+import pytest
+
+from edge_runtime.records.activity import Counters, EngineCounters, LedgerCut, Samples, StreamCut
+from edge_runtime.records.cameras import CameraStatus, CameraView, SourceCounters
+from edge_runtime.records.identity import Identity
+from edge_runtime.records.power import Energy, ThermalReading, Unavailable
+from edge_runtime.records.window import WindowReport
+from edge_runtime.telemetry.windows import ModelView, WindowBuilder, WindowLoop, WindowSources, describe
+from tests.awaiting import wait_until
+
+S = 1_000_000_000
+IDENTITY = Identity("gate-07", "boot", "session", "0", 0)
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_ns = 5 * S
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def utc(self) -> datetime:
+        return datetime.fromtimestamp(1_700_000_000 + self.now_ns / 1e9, timezone.utc)
+
+
+class Device:
+    """Everything a window is made from, to be set by a test."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.next_cut = LedgerCut([], {})
+        self.source = SourceCounters()
+        self.status = CameraStatus("up", None, 0)
+        self.model = ModelView("detector", "sha256:one", "fp32-416", "onnxruntime", 1, None)
+        self.power: Energy | Unavailable = Energy("ina3221", ("VDD_IN",), 121.4, 74.0, 12.14, 13.0, 100)
+        self.heat: ThermalReading | Unavailable = ThermalReading(0, 61.5, {"tj": 61.5})
+        self.spans: list[tuple[int, int]] = []
+
+    def builder(self) -> WindowBuilder:
+        return WindowBuilder(
+            IDENTITY,
+            WindowSources(
+                cut=lambda: self.next_cut,
+                cameras=lambda: [CameraView("gate", ("detector",), self.status, self.source)],
+                models=lambda: [self.model],
+                energy=self._energy,
+                thermal=lambda: self.heat,
+                clock_synced=lambda: True,
+                fps_wanted={"gate": 15.0},
+            ),
+            self.clock,
+        )
+
+    def _energy(self, start_ns: int, end_ns: int) -> Energy | Unavailable:
+        self.spans.append((start_ns, end_ns))
+        return self.power
+
+
+def samples(*values_ms: float) -> Samples:
+    found = Samples()
+    for value in values_ms:
+        found.add(int(value * 1e6))
+    return found
+
+
+def a_cut(completed: int = 148) -> LedgerCut:
+    counters = Counters(carried_in=1, captured=completed + 2, completed=completed, stale=2, in_flight=1)
+    latency = samples(*([31.0] * (completed - 4)), *([44.0] * 4))
+    engine = EngineCounters()
+    engine.counters, engine.latency, engine.batches, engine.places = counters, latency, 80, 144
+    engine.inference.add(14_000_000)
+    return LedgerCut([StreamCut("gate", "detector", counters, latency, {})], {("detector", "sha256:one"): engine})
+
+
+def test_a_window_has_the_fields_of_the_contract() -> None:
+    device = Device()
+    builder = device.builder()
+    device.next_cut = a_cut()
+    device.clock.now_ns += 10 * S
+    report = json.loads(builder.build().to_json())
+    assert set(report) == {
+        "schema", "device", "boot", "session", "seq", "uptime_s", "clock_synced", "t_start_utc", "t_end_utc", "t_utc",
+        "duration_s", "frames", "fps", "latency_ms", "cameras", "models", "energy", "fps_per_watt",
+        "fps_per_watt_reason", "mixed", "thermal", "operating_point", "governor", "budget",
+    }  # fmt: skip
+    assert report["schema"] == "edge.window/1"
+    assert report["frames"] == {
+        "carried_in": 1, "captured": 150, "completed": 148, "cached": 0, "stale": 2, "dropped": {}, "failed": 0,
+        "in_flight": 1,
+    }  # fmt: skip
+    assert report["fps"] == 14.8
+    assert report["t_start_utc"].endswith("Z")
+    assert report["latency_ms"]["p50"] == 31.0
+    assert report["latency_ms"]["p99"] == 44.0
+    assert [40, 144] in report["latency_ms"]["buckets"]
+    assert sum(count for _, count in report["latency_ms"]["buckets"]) == 148
+    assert report["energy"]["joules"] == 121.4
+    assert report["fps_per_watt"] == pytest.approx(148 / 121.4, abs=1e-3)
+    assert report["fps_per_watt_reason"] is None
+    assert report["thermal"] == {"tj_c": 61.5, "zones": {"tj": 61.5}, "throttling": False}
+    camera, model = report["cameras"][0], report["models"][0]
+    assert (camera["name"], camera["model"], camera["state"], camera["fps"]) == ("gate", "detector", "up", 14.8)
+    assert (model["engine"], model["variant"], model["batch_mean"]) == ("sha256:one", "fp32-416", 1.8)
+    assert report["operating_point"] == {
+        "variants": {"detector": "fp32-416"},
+        "fps": {"gate": 15.0},
+        "batch": {"detector": 1},
+    }
+    assert device.spans == [(5 * S, 15 * S)]
+
+
+def test_without_a_sensor_energy_is_null_and_the_reason_says_why() -> None:
+    device = Device()
+    builder = device.builder()
+    device.power, device.heat = Unavailable("no power sensor"), Unavailable("none")
+    device.next_cut = a_cut()
+    device.clock.now_ns += 10 * S
+    report = builder.build()
+    assert (report.energy, report.fps_per_watt, report.fps_per_watt_reason) == (None, None, "no power sensor")
+    assert report.thermal is None
+    assert "no watts: no power sensor" in describe(report)
+
+
+def test_an_absurd_energy_gives_no_ratio() -> None:
+    device = Device()
+    builder = device.builder()
+    device.power = Energy("x", (), 1e-6, None, 1e-7, 1e-7, 100)
+    device.next_cut = a_cut()
+    device.clock.now_ns += 10 * S
+    report = builder.build()
+    assert report.fps_per_watt is None
+    assert "no energy to divide by" in str(report.fps_per_watt_reason)
+
+
+def test_source_counters_are_the_windows_own() -> None:
+    device = Device()
+    builder = device.builder()
+    device.next_cut = a_cut()
+    device.clock.now_ns += S
+    device.source = SourceCounters(decoded=100, skipped_rate=40)
+    assert builder.build().cameras[0].source.decoded == 100
+    device.clock.now_ns += S
+    device.source = SourceCounters(decoded=130, skipped_rate=55, corrupt=2)
+    source = builder.build().cameras[0].source
+    assert (source.decoded, source.skipped_rate, source.corrupt) == (30, 15, 2)
+
+
+def test_a_model_that_is_down_takes_its_cameras_down_with_the_reason() -> None:
+    device = Device()
+    builder = device.builder()
+    device.model = ModelView("detector", None, "", "", 0, "bad digest")
+    device.next_cut = LedgerCut([StreamCut("gate", "detector", Counters(), Samples(), {})], {})
+    device.clock.now_ns += S
+    report = builder.build()
+    assert (report.cameras[0].state, report.cameras[0].reason) == ("down", "model detector: bad digest")
+    assert report.latency_ms.p50 is None
+    assert report.operating_point is not None
+    assert report.operating_point.variants == {}
+
+
+def test_two_engines_in_a_window_are_two_entries_and_mixed() -> None:
+    device = Device()
+    builder = device.builder()
+    cut = a_cut()
+    new = EngineCounters()
+    new.batches = new.places = 1
+    cut.engines["detector", "sha256:two"] = new
+    device.next_cut = cut
+    device.clock.now_ns += S
+    builder_report = builder.build()
+    assert builder_report.mixed
+    assert [model.engine for model in builder_report.models] == ["sha256:one", "sha256:two"]
+
+
+def test_failures_are_logged_with_their_reasons(caplog: pytest.LogCaptureFixture) -> None:
+    device = Device()
+    builder = device.builder()
+    device.next_cut = LedgerCut(
+        [StreamCut("gate", "detector", Counters(captured=3, failed=3), Samples(), {"timeout": 2, "engine": 1})], {}
+    )
+    device.clock.now_ns += S
+    builder.build()
+    assert "camera gate on model detector: frames failed: 2 timeout, 1 engine" in caplog.text
+
+
+def run_loop(consume: Callable[[WindowReport], None], window_s: float) -> WindowLoop:
+    device = Device()
+    device.next_cut = a_cut()
+    from edge_runtime.clock import SystemClock
+
+    device.clock = SystemClock()  # type: ignore[assignment]
+    loop = WindowLoop(device.builder(), consume, window_s)
+    loop.start()
+    return loop
+
+
+def test_windows_are_cut_by_time_alone_and_adjoin() -> None:
+    reports: list[WindowReport] = []
+    loop = run_loop(reports.append, 0.05)
+    wait_until(lambda: len(reports) >= 10)
+    assert loop.stop() == []
+    assert [report.seq for report in reports] == list(range(len(reports)))
+    assert sum(report.duration_s for report in reports[:-1]) == pytest.approx(0.05 * (len(reports) - 1), rel=0.1)
+
+
+def test_a_consumer_that_fails_or_blocks_loses_no_time_to_later_windows(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+    reports: list[WindowReport] = []
+
+    def consume(report: WindowReport) -> None:
+        reports.append(report)
+        if report.seq == 0:
+            raise OSError("disk full")
+        if report.seq == 1:
+            gate.wait(0.3)
+
+    loop = run_loop(consume, 0.05)
+    wait_until(lambda: len(reports) >= 5)
+    assert loop.stop() == []
+    assert "a window report failed" in caplog.text
+    # one long window took the time of those that could not be cut
+    assert reports[2].duration_s == pytest.approx(0.3, abs=0.1)
+    assert reports[3].duration_s <= 0.06
