@@ -207,10 +207,10 @@ class MqttConfig(_Table):
     """`[mqtt]`: the broker; left out, nothing is sent."""
 
     host: Annotated[
-        str | None,
+        str,
         AfterValidator(check_host),
-        Right("a name or address, in quotes, without mqtt:// and port", default="none"),
-    ] = Field(None, description="The broker's name or address. This or broker.")
+        Right("a name or address, in quotes, without mqtt:// and port"),
+    ] = Field("127.0.0.1", description="The broker's name or address. This or broker.")
     port: Annotated[int, Right("a whole number from 1 to 65535")] = Field(
         1883, ge=1, le=65535, description="The broker's port; with TLS usually 8883."
     )

@@ -163,9 +163,6 @@ def _mqtt_rules(mqtt: dict[str, Any]) -> Iterator[Finding]:
     if "host" in mqtt and "broker" in mqtt:
         message = f"{render(mqtt['broker'])} and host = {render(mqtt['host'])} exclude each other"
         yield Finding(("mqtt", "broker"), message, "keep host for a real broker, broker for a trial")
-    elif "host" not in mqtt and "broker" not in mqtt:
-        remedy = 'add host = "ADDRESS", or broker = "embedded" for a trial, or leave [mqtt] out'
-        yield Finding(("mqtt", "host"), "is missing", remedy)
     if "broker" in mqtt and "host" not in mqtt:
         for key in _BROKER_KEYS:
             if key in mqtt:

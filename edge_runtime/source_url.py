@@ -33,6 +33,10 @@ _FORMS = "rtsp://..., http://..., file:PATH, v4l2:/dev/video0, csi:0, synthetic:
 _LOCAL = re.compile(r"(?i)file:(?!//[^/])|/(?!/)|\.")
 _SECRET = re.compile(r"(?i)((?:pass|pwd|psw|token|secret|key|auth|user|usr|login|sig)[\w.-]*=)[^&]*")
 
+# Inside a message an address ends at white space or a quote.
+_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"]*@")
+_QUERY = re.compile(r"(?P<head>[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"?]*\?)[^\s'\"]*")
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CameraSource:
@@ -82,6 +86,11 @@ def redact_url(url: str) -> str:
     if "@" in scheme or "=" in scheme:
         scheme = "***"
     return _SECRET.sub(r"\1***", scheme + separator + rest)
+
+
+def redact_text(text: str) -> str:
+    """A message, perhaps a foreign library's, with `***` for user, password and query of any URL in it."""
+    return _QUERY.sub(r"\g<head>***", _USERINFO.sub(r"\g<scheme>***@", text))
 
 
 def parse_source(url: str, base: Path) -> CameraSource:

@@ -186,7 +186,6 @@ PLANTED: list[tuple[str, str, int | None, str | None, str, str]] = [
     (CAM2, "", 8, "camera[2].url", "is missing", "add url ="),
     ('name = "yard"', "", 8, "camera[2].name", "is missing", "add name ="),
     (MODEL, "", 12, "model[1].bundle", "is missing", "add bundle ="),
-    ("", "[mqtt]\nport = 1883\n", 15, "mqtt.host", "is missing", 'broker = "embedded"'),
     # kinds of values
     (CAM2, f'{CAM2}\nfps = "fast"', 11, "camera[2].fps", '"fast" is text', "a number above 0"),
     (CAM2, f"{CAM2}\nfps = true", 11, "camera[2].fps", "true is true or false", "a number above 0"),

@@ -166,7 +166,7 @@ class Daemon:
     # --- composition
 
     def _start_mqtt(self, mqtt: MqttConfig) -> None:
-        host, port, protocol = mqtt.host or "127.0.0.1", mqtt.port, mqtt.protocol
+        host, port, protocol = mqtt.host, mqtt.port, mqtt.protocol
         if mqtt.broker == "embedded":
             from edge_runtime.mqtt.embedded import EmbeddedBroker
 

@@ -6,11 +6,11 @@ import re
 
 from edge_runtime.camera.media import AvCamera
 from edge_runtime.camera.protocol import Camera
-from edge_runtime.camera.redact import redact_url
 from edge_runtime.camera.source import Pace
 from edge_runtime.camera.synthetic import SyntheticCamera
 from edge_runtime.clock import Clock
 from edge_runtime.errors import CameraError
+from edge_runtime.source_url import redact_url
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 

@@ -11,11 +11,11 @@ from typing import Literal, Protocol
 
 from edge_runtime.camera.backoff import Backoff
 from edge_runtime.camera.pacing import Pacer, RateCap, Timeline
-from edge_runtime.camera.redact import redact_url
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
 from edge_runtime.records.cameras import CameraState, CameraStatus, SourceCounters
 from edge_runtime.records.frames import Frame, Pixels
+from edge_runtime.source_url import redact_text
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class SourceCamera:
                 continue
             except Exception as error:  # noqa: BLE001
                 # One camera's surprise must not end its thread. A foreign message may carry the address.
-                log.warning("camera %s: unexpected fault: %s", self._name, redact_url(traceback.format_exc()))
+                log.warning("camera %s: unexpected fault: %s", self._name, redact_text(traceback.format_exc()))
                 self._lose(CameraError(f"unexpected fault: {type(error).__name__}", retryable=True))
                 continue
             if picture is not None and (frame := self._admit(picture)) is not None:
@@ -241,7 +241,7 @@ class SourceCamera:
 
     def _lose(self, error: CameraError) -> None:
         self._close_session()
-        reason = redact_url(error.message)
+        reason = redact_text(error.message)
         state: CameraState = "stalled" if error.code == STALLED else "down"
         delay_s = self._backoff.next_delay_s()
         if self._ledger.enter(state, reason):

@@ -7,9 +7,13 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_runtime import __version__
 from edge_runtime.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EdgeError
+
+if TYPE_CHECKING:
+    from edge_runtime.records.frames import Pixels
 
 DEFAULT_CONFIG = Path("/etc/edge-runtime/config.toml")
 
@@ -49,7 +53,13 @@ def build_parser() -> argparse.ArgumentParser:
     from edge_runtime.cli import prepare as prepare_command
 
     prepare_command.add_arguments(prepare)
-    prepare.set_defaults(handler=prepare_command.run)
+    prepare.set_defaults(handler=_prepare)
+
+    bench = commands.add_parser("bench", help="measure this device")
+    from edge_runtime.cli import bench as bench_command
+
+    bench_command.add_arguments(bench)
+    bench.set_defaults(handler=bench_command.run)
     return parser
 
 
@@ -119,6 +129,17 @@ def _demo(parsed: argparse.Namespace) -> int:
         bundle=parsed.bundle,
         say=lambda line: print(line, flush=True),
     )
+
+
+def _prepare(parsed: argparse.Namespace) -> int:
+    from edge_runtime.cli import prepare as prepare_command
+
+    def read_image(path: Path) -> Pixels:
+        from edge_runtime.camera.av import decode_image
+
+        return decode_image(path.read_bytes())
+
+    return prepare_command.run(parsed, read_image)
 
 
 def _check_config(parsed: argparse.Namespace) -> int:

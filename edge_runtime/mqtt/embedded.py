@@ -142,19 +142,31 @@ class EmbeddedBroker:
                 "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
             }
         )
+        # amqtt forgets connections that never finished their CONNECT, and those that another took over: asyncio holds
+        # tasks weakly, and a collected one would leave its socket open.
+        tasks: set[asyncio.Task[Any]] = set()
+        writers: set[asyncio.StreamWriter] = set()
         connected = broker.stream_connected
 
         async def connected_and_closed(reader: Any, writer: asyncio.StreamWriter, listener_name: str) -> None:
-            # amqtt forgets connections that never finished their CONNECT
+            writers.add(writer)
+            task = asyncio.current_task()
+            if task is not None:
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
             try:
                 await connected(reader, writer, listener_name)
             finally:
                 writer.close()
+                if writer.transport.get_write_buffer_size() == 0:
+                    writers.discard(writer)
 
         broker.stream_connected = connected_and_closed
         await broker.start()
         self._listening.set()
         await self._stop.wait()
+        # asyncio leaves a socket open that it accepted in the very turn in which its server is closed.
+        await asyncio.sleep(0.02)
         # First, and by ourselves: its shutdown comes to the listeners last, or never if a session hangs, and clients
         # that reconnect in the meantime hold it up.
         for server in getattr(broker, "_servers", {}).values():
@@ -165,3 +177,11 @@ class EmbeddedBroker:
             await asyncio.wait_for(broker.shutdown(), _SHUTDOWN_S)
         except Exception as error:  # noqa: BLE001 - it is going away in any case
             log.debug("amqtt: shutdown: %s", error)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=_SHUTDOWN_S)
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.01)  # transports close their sockets a turn of the loop later

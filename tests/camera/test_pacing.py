@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.camera.backoff import Backoff
 from edge_runtime.camera.pacing import JUMP_NS, Pacer, RateCap, Timeline, nominal_interval_ns
-from edge_runtime.camera.redact import redact_url
+from edge_runtime.source_url import redact_text
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -152,4 +152,4 @@ def test_only_a_stable_source_resets_the_delay() -> None:
     ],
 )
 def test_credentials_do_not_show(url: str, shown: str) -> None:
-    assert redact_url(url) == shown
+    assert redact_text(url) == shown

@@ -1,0 +1,123 @@
+"""`edge-runtime bench ...` (scripts/benchmark): parsing and printing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_runtime.errors import EXIT_DONE, NotThereError
+
+if TYPE_CHECKING:
+    from edge_runtime.bench.overhead import OverheadResult
+    from edge_runtime.bench.pipeline import PipelineResult
+
+_PIPELINE = """In one run, in turn: (a) the engine alone on all lanes, (b) the whole pipeline at full pace on a clip,
+(c) the same stages one after the other in one thread. Ratios of one run are what counts; absolute rates are this
+machine's, now."""
+_OVERHEAD = """Process CPU per completed frame of everything but pixels and inference: cameras at real-time pace
+through capture, claim, lanes, tickets, ledger and windows, with an engine that answers at once."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give `bench` its sub-commands."""
+    commands = parser.add_subparsers(dest="bench_command", required=True, metavar="COMMAND")
+    pipeline = commands.add_parser(
+        "pipeline", help="how much of the engine's capacity the pipeline reaches", description=_PIPELINE
+    )
+    pipeline.add_argument("--bundle", default="bundled:centernet", metavar="DIR", help="default: %(default)s")
+    pipeline.add_argument("--variant", default="auto", help="default: the bundle's first")
+    pipeline.add_argument("--heavy", action="store_true", help="a model with YOLOv8n's weight in place of a bundle")
+    pipeline.add_argument("--clip", type=Path, metavar="FILE", help="default: the bundled clip")
+    pipeline.add_argument("--lanes", type=int, metavar="N", help="default: one per core")
+    pipeline.add_argument(
+        "--seconds", type=float, default=4.0, metavar="S", help="of each part of a repeat (%(default)s)"
+    )
+    _add_common(pipeline)
+    overhead = commands.add_parser("overhead", help="what the framework itself costs", description=_OVERHEAD)
+    overhead.add_argument("--cameras", type=int, nargs="+", default=[1, 16, 32], metavar="N", help="default: 1 16 32")
+    overhead.add_argument("--fps", type=float, default=10.0, help="of each camera (%(default)s)")
+    overhead.add_argument("--lanes", type=int, metavar="N", help="default: one per core")
+    overhead.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of each repeat (%(default)s)")
+    _add_common(overhead)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="medians are over these (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the parsed benchmark; returns the exit code. Raises EdgeError."""
+    if args.bench_command == "pipeline":
+        result = _measure_pipeline(args)
+        print(json.dumps(result.as_dict(), indent=2) if args.json else _pipeline_table(result))
+        return EXIT_DONE
+    from edge_runtime.app.models import cores
+    from edge_runtime.bench.overhead import measure_overhead
+
+    results = [
+        measure_overhead(
+            cameras=cameras, fps=args.fps, lanes=args.lanes or cores(), seconds=args.seconds, repeats=args.repeats
+        )
+        for cameras in args.cameras
+    ]
+    print(json.dumps([each.as_dict() for each in results], indent=2) if args.json else _overhead_table(results))
+    return EXIT_DONE
+
+
+def _measure_pipeline(args: argparse.Namespace) -> PipelineResult:
+    from edge_runtime.app.models import cores, open_bundle
+    from edge_runtime.bench.pipeline import measure_pipeline
+    from edge_runtime.bundled import bundled_media
+
+    clip = args.clip or bundled_media("vtest")
+    with tempfile.TemporaryDirectory(prefix="edge-runtime-bench-") as folder:
+        source = str(_heavy_bundle(Path(folder))) if args.heavy else args.bundle
+        return measure_pipeline(
+            open_bundle(source),
+            args.variant,
+            clip,
+            lanes=args.lanes or cores(),
+            seconds=args.seconds,
+            repeats=args.repeats,
+        )
+
+
+def _heavy_bundle(folder: Path) -> Path:
+    try:
+        from edge_runtime.prepare.heavy import CLASSES, build_heavy_model
+        from edge_runtime.prepare.importer import import_model
+    except ImportError as error:
+        raise NotThereError(
+            f"--heavy needs {error.name}", code="not_installed", remedy="pip install 'edge-runtime[prepare]'"
+        ) from None
+    model, labels = folder / "heavy.onnx", folder / "labels.txt"
+    build_heavy_model(model)
+    labels.write_text("\n".join(f"class {index}" for index in range(CLASSES)), encoding="utf-8")
+    return import_model(model, folder / "heavy", labels=labels, layout="centernet", licence="Apache-2.0").bundle.root
+
+
+def _pipeline_table(result: PipelineResult) -> str:
+    total = sum(result.stages_ms.values())
+    stages = "  ".join(f"{stage} {value:.2f}" for stage, value in result.stages_ms.items())
+    return "\n".join(
+        [
+            f"{result.bundle} {result.variant} on {result.clip}, {result.lanes} lanes, {len(result.repeats)} repeats",
+            f"  a  engine only   {result.engine_fps:8.1f} fps",
+            f"  b  pipeline      {result.pipeline_fps:8.1f} fps   b/a {result.pipeline_to_engine:.3f}",
+            f"  c  one thread    {result.sequential_fps:8.1f} fps   b/c {result.pipeline_to_sequential:.3f}",
+            f"  CPU ms a frame: {stages}  sum {total:.2f}  framework {result.framework_ms:.2f}",
+            f"  peak RSS {result.peak_rss_mb:.0f} MB",
+        ]
+    )
+
+
+def _overhead_table(results: list[OverheadResult]) -> str:
+    rows = ["cameras   fps   completed   CPU us a frame (median, all repeats)"]
+    for each in results:
+        values = ", ".join(f"{value:.0f}" for value in each.cpu_us)
+        rows.append(f"{each.cameras:7d} {each.fps:5.1f} {each.completed:11d}   {each.cpu_us_median:6.1f}   ({values})")
+    return "\n".join(rows)
