@@ -336,7 +336,8 @@ def golden_picture(read_image: ReadImage, picture: Path, spec: InputSpec) -> byt
         size = replace(size, width=max(spec.width, spec.short_side), height=max(spec.height, spec.short_side))
     plane = np.empty(size.shape, np.float32)
     read_image(picture).write_into(plane, size)
-    pixels = np.clip(np.rint(plane), 0, 255).astype(np.uint8).transpose(1, 2, 0) & 0xF8 | 0x04
+    pixels = np.clip(np.rint(plane), 0, 255).astype(np.uint8).transpose(1, 2, 0)
+    pixels = pixels & np.uint8(0xF8) | np.uint8(0x04)
     return encode_png(pixels)
 
 

@@ -31,8 +31,8 @@ def windows_of(subscriber: Subscriber) -> list[WindowReport]:
     reports = [WindowReport.model_validate_json(payload) for payload in subscriber.payloads(f"{ROOT}/telemetry/window")]
     for report in reports:
         identity_holds(report.frames)
-        for part in (*report.cameras, *report.models):
-            identity_holds(part.frames)
+        for frames in [part.frames for part in report.cameras] + [part.frames for part in report.models]:
+            identity_holds(frames)
         assert report.latency_ms.p50 is None or sum(n for _, n in report.latency_ms.buckets) == report.frames.completed
     for before, after in pairwise(reports):
         if after.seq == before.seq + 1:

@@ -31,6 +31,11 @@ def make_resident(
     return Resident(engine, fake_decoder, lanes=lanes, places=places, buffers=2 * lanes + 1)
 
 
+def is_closed(resident: Resident) -> bool:
+    assert isinstance(resident.engine, FakeEngine)
+    return resident.engine.closed
+
+
 class Bench:
     """A desk under a clock that the test moves."""
 
@@ -226,13 +231,12 @@ def test_an_exchange_lets_the_old_engine_finish_its_batches_and_closes_it_after_
     second = bench.claim()
     assert second.batch.resident is new
     bench.write(place)
-    assert isinstance(old.engine, FakeEngine)
-    assert not old.engine.closed
+    assert not is_closed(old)
     batch = bench.desk.poll()
     assert isinstance(batch, Batch)
     assert batch.resident is old
     bench.run(batch)
-    assert old.engine.closed
+    assert is_closed(old)
     bench.write(second)
     bench.now_ns += 100 * MS
     bench.work_off()
@@ -518,8 +522,9 @@ DeskMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=6
 TestDesk = DeskMachine.TestCase
 
 
-@pytest.mark.full
-class TestDeskFull(DeskMachine.TestCase):  # type: ignore[name-defined, misc]
+class DeskMachineFull(DeskMachine):
     """The same, many times over."""
 
-    settings = settings(max_examples=5000, stateful_step_count=80, deadline=None)
+
+DeskMachineFull.TestCase.settings = settings(max_examples=5000, stateful_step_count=80, deadline=None)
+TestDeskFull = pytest.mark.full(DeskMachineFull.TestCase)

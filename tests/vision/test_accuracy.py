@@ -60,7 +60,7 @@ def load(path: Path, spec: InputSpec) -> tuple[Float32Array, Transform]:
     t = plan(frame.width, frame.height, spec)
     scaled = frame.reformat(t.resized_width, t.resized_height, "gbrp", interpolation="BILINEAR")
     green, blue, red = (
-        np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
+        np.frombuffer(memoryview(plane), np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
         for plane in scaled.planes
     )
     canvas = np.full(spec.shape, spec.pad, dtype=np.float32)

@@ -59,7 +59,8 @@ def anchor_grid(width: int, height: int) -> Float32Array:
         rows, columns = -(-height // stride), -(-width // stride)
         y, x = np.mgrid[0:rows, 0:columns]
         grids.append(np.stack((x.ravel(), y.ravel(), np.full(rows * columns, stride)), axis=1))
-    return np.concatenate(grids).astype(np.float32)
+    grid: Float32Array = np.concatenate(grids).astype(np.float32)
+    return grid
 
 
 def anchors_misfit(shape: tuple[int, ...], columns: str, width: int, height: int) -> LayoutMisfit:
