@@ -74,6 +74,15 @@ class Ledger:
             counters.pre_key += pre_key
             counters.duplicate += duplicate
 
+    def deliver(self) -> bool:
+        """Count a picture that becomes a frame: the source is up. True where it was not before."""
+        with self._lock:
+            self._counters.decoded += 1
+            if self._status.state == "up" and self._status.reason is None:
+                return False
+            self._status = CameraStatus("up", None, self._clock.monotonic_ns())
+            return True
+
     def enter(self, state: CameraState, reason: str | None) -> bool:
         """Change the state; True where it is another one. `since_ns` stays while only the reason changes."""
         with self._lock:
@@ -222,9 +231,8 @@ class SourceCamera:
             while (wait_ns := t_capture_ns - self._clock.monotonic_ns()) > 0:
                 if self._stop.wait(wait_ns / 1e9):
                     return None
-        self._ledger.count(decoded=1)
         self._backoff.up()
-        if self._ledger.enter("up", None):
+        if self._ledger.deliver():
             log.info("camera %s: up, %d x %d px", self._name, picture.pixels.width, picture.pixels.height)
         frame = Frame(self._name, self._next_id, t_capture_ns, picture.pixels)
         self._next_id += 1

@@ -18,6 +18,8 @@ from edge_runtime.pipeline.batch import Batch, Mailbox, Place, PlaceState
 from edge_runtime.pipeline.ledger import Entry, Ledger, Stream
 from edge_runtime.records.frames import Transform
 
+_After = list[Stream | Resident]
+
 FULL_PACE_WAITING = 2
 """Frames that a camera at full pace may have waiting: one to claim, one decoded meanwhile."""
 
@@ -111,13 +113,15 @@ class Desk:
 
     # --- lanes and workers
 
-    def next_work(self, *, claim: bool = True, run: bool = True) -> Place | Batch | None:
+    def next_work(self, *, claim: bool = True, run: bool = True, finished: Batch | None = None) -> Place | Batch | None:
         """Wait for something to do: a Place to write, a Batch to run, or None when it is time to end.
 
-        What is returned must come back exactly once: a Place through `written`, a Batch through `done`.
+        What is returned must come back exactly once: a Place through `written`, a Batch through `done` or,
+        saving a turn under M, as `finished` of the next call.
         """
         while True:
-            found = self._look(claim, run, wait=True)
+            found = self._look(claim, run, wait=True, finished=finished)
+            finished = None
             if found is _Sign.END:
                 return None
             if not isinstance(found, _Sign):
@@ -129,13 +133,18 @@ class Desk:
             pass
         return None if isinstance(found, _Sign) else found
 
-    def _look(self, claim: bool, run: bool, *, wait: bool) -> Place | Batch | _Sign:
+    def _look(self, claim: bool, run: bool, *, wait: bool, finished: Batch | None = None) -> Place | Batch | _Sign:
         """One look at what there is to do; where there is nothing, wait once."""
-        after = _After()
+        after: _After = []
         with self._monitor:
+            if finished is not None:
+                self._take_back(finished, after)
+                # an engine that is to be closed now must not wait for the next frame
+                wait = wait and not after
             found = self._look_once(claim, run, wait, after)
-        after.settle(self._ledger)
-        return found
+        if after:
+            self._settle_after(after)
+        return _Sign.AGAIN if found is _Sign.NOTHING and finished is not None else found
 
     def _look_once(self, claim: bool, run: bool, wait: bool, after: _After) -> Place | Batch | _Sign:
         now_ns = self._clock_ns()
@@ -155,10 +164,16 @@ class Desk:
             return _Sign.AGAIN
         return _Sign.NOTHING
 
-    def written(self, place: Place, transform: Transform | None, reason: str = "preprocess") -> None:
-        """The writer left the buffer. `transform` None: it failed for `reason`, the place is void."""
-        after = _After()
+    def written(
+        self, place: Place, transform: Transform | None, reason: str = "preprocess", *, take: bool = False
+    ) -> Batch | None:
+        """The writer left the buffer. `transform` None: it failed for `reason`, the place is void.
+
+        With `take`, a writer that is a lane gets the batch to run at once, where it was the last one it waited for.
+        """
+        after: _After = []
         batch = place.batch
+        taken: Batch | None = None
         with self._monitor:
             batch.writers -= 1
             if place.state is PlaceState.WRITING:
@@ -169,25 +184,27 @@ class Desk:
                     place.state = PlaceState.READY
                 else:
                     self._void(place, reason, after)
-                if batch.closed and batch.writing == 0:
-                    self._settle(batch, after)
-                    if self._split:
+                if batch.closed and batch.writing == 0 and not self._settle(batch, after):
+                    if take:
+                        self._closed.remove(batch)
+                        self._running += 1
+                        taken = batch
+                    elif self._split:
                         self._wake()  # else the writer is a lane and comes for it itself
             elif batch.done and batch.writers == 0:
                 # it came late: its place was voided and the batch went without it
                 batch.resident.free.append(batch.buffer)
                 self._wake()
-        after.settle(self._ledger)
+        if after:
+            self._settle_after(after)
+        return taken
 
     def done(self, batch: Batch) -> None:
         """A batch came back from its lane: credit, lease and (when no writer is inside) buffer are free again."""
-        after = _After()
+        after: _After = []
         with self._monitor:
-            self._running -= 1
-            self._finish(batch, after)
-            if self._split:
-                self._wake()
-        after.settle(self._ledger)
+            self._take_back(batch, after)
+        self._settle_after(after)
 
     # --- the owner
 
@@ -197,31 +214,32 @@ class Desk:
         None takes the model down for `reason`: what waits is dropped as `model_down`. The old engine is
         closed after its last batch, by whoever brings that back (here, when it has none).
         """
-        after = _After()
+        after: _After = []
         with self._monitor:
             start_ns = self._clock_ns()
             if self._open is not None:
                 self._close(self._open, start_ns, after)
-            after.close(self._slot.exchange(resident, reason))
+            if (old := self._slot.exchange(resident, reason)) is not None:
+                after.append(old)
             if resident is not None:
                 self._ledger.set_engine(self.model, resident.info.digest)
             else:
                 self._drop_all("model_down")
             self._work.notify_all()
             held_ns = self._clock_ns() - start_ns
-        after.settle(self._ledger)
+        self._settle_after(after)
         return held_ns
 
     def stop(self) -> None:
         """Nothing is claimed any more; what waits is dropped as `stopping`; batches in hand are finished."""
-        after = _After()
+        after: _After = []
         with self._monitor:
             self._stopping = True
             if self._open is not None:
                 self._close(self._open, self._clock_ns(), after)
             self._drop_all("stopping")
             self._work.notify_all()
-        after.settle(self._ledger)
+        self._settle_after(after)
 
     @property
     def down_reason(self) -> str | None:
@@ -238,6 +256,14 @@ class Desk:
         """(free credits, batches opened and not done): their sum is always lanes + 1."""
         with self._monitor:
             return self._credits, (self._open is not None) + len(self._closed) + self._running
+
+    def _settle_after(self, after: _After) -> None:
+        """What an action under M leaves to be done when M is free: engines to close, results to deliver."""
+        for item in after:
+            if isinstance(item, Resident):
+                item.close()
+            else:
+                self._ledger.deliver(item)
 
     # --- under M
 
@@ -348,22 +374,34 @@ class Desk:
     def _void(self, place: Place, reason: str, after: _After) -> None:
         place.state = PlaceState.VOID
         if self._ledger.fail(place.entry, reason):
-            after.streams.append(place.entry.stream)
+            after.append(place.entry.stream)
 
-    def _settle(self, batch: Batch, after: _After) -> None:
-        """All its places are decided: where all are void, it is done without a run."""
-        if all(place.state is PlaceState.VOID for place in batch.places):
-            self._closed.remove(batch)
-            self._finish(batch, after)
+    def _settle(self, batch: Batch, after: _After) -> bool:
+        """All its places are decided: where all are void, it is done without a run (True)."""
+        for place in batch.places:
+            if place.state is PlaceState.READY:
+                return False
+        self._closed.remove(batch)
+        self._finish(batch, after)
+        return True
+
+    def _take_back(self, batch: Batch, after: _After) -> None:
+        self._running -= 1
+        self._finish(batch, after)
+        if self._split:
+            self._wake()
 
     def _finish(self, batch: Batch, after: _After) -> None:
         """Credit and lease go back, once; the buffer only when nobody writes into it."""
         assert not batch.done
         batch.done = True
+        # a place knows its batch: left as a ring, they would hold their pictures until the collector comes
+        batch.places = []
         self._credits += 1
         if batch.writers == 0:
             batch.resident.free.append(batch.buffer)
-        after.close(self._slot.release(batch.resident))
+        if (resident := self._slot.release(batch.resident)) is not None:
+            after.append(resident)
 
     def _tend(self, now_ns: int, after: _After) -> int | None:
         """An idle lane's duties: close the open batch when due, void overdue places.
@@ -402,23 +440,3 @@ class _Sign(Enum):
     AGAIN = auto()
     NOTHING = auto()
     END = auto()
-
-
-class _After:
-    """What an action under M leaves to be done when M is free: closing engines, delivering results."""
-
-    __slots__ = ("residents", "streams")
-
-    def __init__(self) -> None:
-        self.residents: list[Resident] = []
-        self.streams: list[Stream] = []
-
-    def close(self, resident: Resident | None) -> None:
-        if resident is not None:
-            self.residents.append(resident)
-
-    def settle(self, ledger: Ledger) -> None:
-        for stream in self.streams:
-            ledger.deliver(stream)
-        for resident in self.residents:
-            resident.close()

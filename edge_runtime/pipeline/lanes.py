@@ -56,30 +56,35 @@ class LaneLoop:
 
     def run(self) -> None:
         """Work until the desk says it is time to end."""
-        while (work := self._desk.next_work()) is not None:
-            if isinstance(work, Place):
-                write_place(self._desk, work)
-            else:
-                self._run_batch(work)
+        desk = self._desk
+        batch: Batch | None = None
+        while (work := desk.next_work(finished=batch)) is not None:
+            batch = write_place(desk, work, take=True) if isinstance(work, Place) else work
+            if batch is not None:
+                lane = batch.resident.lanes[self._index]
+                try:
+                    run_batch(batch, lane, self._index, desk.model, self._ledger, self._busy)
+                except BaseException:  # this thread ends, but credit and lease go back
+                    desk.done(batch)
+                    raise
 
-    def _run_batch(self, batch: Batch) -> None:
-        try:
-            run_batch(batch, batch.resident.lanes[self._index], self._index, self._desk.model, self._ledger, self._busy)
-        finally:
-            self._desk.done(batch)
 
+def write_place(desk: Desk, place: Place, *, take: bool = False) -> Batch | None:
+    """Preprocess a claimed frame straight into its place; the place always goes back to the desk.
 
-def write_place(desk: Desk, place: Place) -> None:
-    """Preprocess a claimed frame straight into its place; the place always goes back to the desk."""
+    With `take`, returns the batch to run where this place was the last it waited for.
+    """
     transform = None
     frame = place.entry.frame
-    resident = place.batch.resident
+    batch = place.batch
     try:
-        transform = frame.pixels.write_into(place.batch.buffer.array[place.index], resident.info.input)
+        transform = frame.pixels.write_into(batch.buffer.array[place.index], batch.resident.info.input)
     except Exception as error:  # noqa: BLE001  one camera's picture must not cost the model its lane
         _complain("camera %s, frame %d: preprocessing failed: %s", frame.camera, frame.frame_id, error)
-    finally:
-        desk.written(place, transform)
+    except BaseException:  # this thread ends, but its place goes back
+        desk.written(place, None)
+        raise
+    return desk.written(place, transform, take=take)
 
 
 def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, busy: BusyClock) -> None:

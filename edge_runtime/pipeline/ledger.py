@@ -117,7 +117,7 @@ class Ledger:
             if entry.state is not State.WAITING:
                 return False
             entry.stream.counters.stale += 1
-            self._end(entry).stale += 1
+            self._end(entry).counters.stale += 1
             return True
 
     def drop(self, entry: Entry, reason: str) -> bool:
@@ -125,7 +125,7 @@ class Ledger:
         with self._lock:
             if entry.state is not State.WAITING:
                 return False
-            for counters in (entry.stream.counters, self._end(entry)):
+            for counters in (entry.stream.counters, self._end(entry).counters):
                 counters.dropped[reason] = counters.dropped.get(reason, 0) + 1
             return True
 
@@ -238,8 +238,7 @@ class Ledger:
                 # counted from the open entries and not derived, so that the identity can prove something
                 counters.in_flight = len(stream.entries)
                 for entry in stream.entries:
-                    engine = self._attribute(entry)
-                    engine.in_flight += 1
+                    self._attribute(entry).counters.in_flight += 1
                 streams.append(StreamCut(stream.camera, stream.model, counters, stream.latency, stream.failures))
                 stream.counters = Counters(carried_in=counters.in_flight)
                 stream.latency = Samples()
@@ -258,7 +257,7 @@ class Ledger:
             counters = self._engines[key] = EngineCounters()
         return counters
 
-    def _attribute(self, entry: Entry) -> Counters:
+    def _attribute(self, entry: Entry) -> EngineCounters:
         """The counters of the engine a frame belongs to, the frame itself counted as captured or carried in."""
         model = entry.stream.model
         engine = self._engine(model, entry.engine or self._current.get(model, ""))
@@ -266,9 +265,9 @@ class Ledger:
             engine.counters.captured += 1
         else:
             engine.counters.carried_in += 1
-        return engine.counters
+        return engine
 
-    def _end(self, entry: Entry) -> Counters:
+    def _end(self, entry: Entry) -> EngineCounters:
         entry.state = State.ENDED
         entry.stream.entries.remove(entry)
         return self._attribute(entry)
@@ -279,7 +278,7 @@ class Ledger:
         stream = entry.stream
         stream.counters.failed += 1
         stream.failures[reason] = stream.failures.get(reason, 0) + 1
-        self._end(entry).failed += 1
+        self._end(entry).counters.failed += 1
         self._release(stream)
         return True
 
@@ -298,6 +297,7 @@ class Ledger:
                 latency_ns = result.timings.t_result_ns - result.t_capture_ns
                 stream.counters.completed += 1
                 stream.latency.add(latency_ns)
-                self._end(entry).completed += 1
-                self._engine(stream.model, entry.engine or "").latency.add(latency_ns)
+                engine = self._end(entry)
+                engine.counters.completed += 1
+                engine.latency.add(latency_ns)
                 stream.outbox.append(result)

@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 LATENCY_BUCKETS_MS: tuple[float, ...] = (5, 10, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300, 500, 1000, 2000, 5000)
 """Upper bounds of the latency histogram in ms; what is slower falls into a last bucket without a bound."""
-_BUCKETS_NS = tuple(int(bound * 1e6) for bound in LATENCY_BUCKETS_MS)
+_BOUNDS_NS = np.array([bound * 1e6 for bound in LATENCY_BUCKETS_MS])
 
 MAX_SAMPLES = 65_536
-"""Durations kept per stream and window for percentiles: the newest ones (512 KiB at the most)."""
+"""Durations kept per stream and window for percentiles: the newest ones (some 2 MiB at the most)."""
 
 
 class Samples:
-    """Durations of one window: an exact histogram, and the newest values for percentiles."""
+    """Durations of one window: an exact histogram, and the newest values for percentiles.
 
-    __slots__ = ("_next", "buckets", "values_ns")
+    `add` is on every frame's way and does next to nothing; the histogram is made when it is asked for.
+    """
+
+    __slots__ = ("_folded", "values_ns")
 
     def __init__(self) -> None:
-        self.buckets = [0] * (len(_BUCKETS_NS) + 1)
         self.values_ns: list[int] = []
-        self._next = 0
+        self._folded: NDArray[np.int64] | None = None
 
     def add(self, duration_ns: int) -> None:
-        self.buckets[bisect_left(_BUCKETS_NS, duration_ns)] += 1
-        if len(self.values_ns) < MAX_SAMPLES:
-            self.values_ns.append(duration_ns)
-        else:
-            self.values_ns[self._next] = duration_ns
-            self._next = (self._next + 1) % MAX_SAMPLES
+        self.values_ns.append(duration_ns)
+        if len(self.values_ns) >= MAX_SAMPLES:
+            oldest, self.values_ns = self.values_ns[: MAX_SAMPLES // 2], self.values_ns[MAX_SAMPLES // 2 :]
+            self._folded = _histogram(oldest) + (0 if self._folded is None else self._folded)
+
+    def buckets(self) -> list[int]:
+        """Counts by LATENCY_BUCKETS_MS, and of what is slower: every duration ever added is in one of them."""
+        counts = _histogram(self.values_ns)
+        return [int(count) for count in (counts if self._folded is None else counts + self._folded)]
 
     def merge(self, other: Samples) -> None:
         """Take in another's durations, for a total."""
-        self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
         self.values_ns.extend(other.values_ns)
+        if other._folded is not None:
+            self._folded = other._folded + (0 if self._folded is None else self._folded)
+
+
+def _histogram(values_ns: list[int]) -> NDArray[np.int64]:
+    # a value on a bound belongs below it
+    places = np.searchsorted(_BOUNDS_NS, np.asarray(values_ns, np.int64), side="left")
+    return np.bincount(places, minlength=len(_BOUNDS_NS) + 1)
 
 
 @dataclass(slots=True)

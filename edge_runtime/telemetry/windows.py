@@ -198,7 +198,7 @@ def _latency(samples: Samples) -> Latency:
     p50 = p99 = None
     if samples.values_ns:
         p50, p99 = (round(float(value) / 1e6, 3) for value in np.percentile(samples.values_ns, (50, 99)))
-    return Latency(p50=p50, p99=p99, buckets=list(zip(bounds, samples.buckets, strict=True)))
+    return Latency(p50=p50, p99=p99, buckets=list(zip(bounds, samples.buckets(), strict=True)))
 
 
 def _energy(energy: Energy | Unavailable) -> EnergyWindow | None:
