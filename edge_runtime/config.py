@@ -109,10 +109,10 @@ class DeviceConfig(_Table):
         default_factory=default_device_id, description="The device's name in topics and reports."
     )
     hardware: Annotated[Hardware, Right("auto, jetson, none, or sim: and a module's name")] = Field(
-        "auto", description="Where power and temperature are read. sim: simulates that module's sensors."
+        "auto", description="Where power and temperature are read; auto finds nothing yet. sim: simulates a module's."
     )
     store: Annotated[Path, PlainValidator(check_path), Right("the path of a folder, in quotes")] = Field(
-        Path("/var/lib/edge-runtime"), description="Folder for everything that outlives a restart."
+        Path("/var/lib/edge-runtime"), description="The daemon's own folder; one daemon at a time holds it."
     )
 
 
@@ -167,10 +167,11 @@ class ModelConfig(_Table):
         Field(description="The bundle's folder (relative ones count from this file's folder), or bundled:centernet.")
     )
     variant: Annotated[str, PlainValidator(check_name), Right('"auto" or a name from the bundle')] = Field(
-        "auto", description="Which of the bundle's variants runs. auto: the most accurate one that fits."
+        "auto",
+        description="Which of the bundle's variants runs. auto: the first listed, by custom the best.",
     )
     backend: Annotated[Literal["auto", "tensorrt", "onnxruntime"], Right("auto, tensorrt or onnxruntime")] = Field(
-        "auto", description="What runs the model. auto: TensorRT where it is installed, else ONNX Runtime."
+        "auto", description="What runs the model. auto: ONNX Runtime on the CPU; this version has no other."
     )
     max_batch: Annotated[Literal["auto"] | int, auto_or_count(256), Right('"auto" or a whole number from 1 to 256')] = (
         Field("auto", description="Most frames in one run. auto: measured at warm-up; on a CPU usually 1.")

@@ -82,7 +82,11 @@ def read_text(path: Path) -> str:
         with path.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise _whole(path, "the file does not exist", "check the path, or copy the default configuration") from None
+        raise _whole(
+            path,
+            "the file does not exist",
+            "check the path; a file to start from: edge-runtime check-config --print-default",
+        ) from None
     except IsADirectoryError:
         raise _whole(path, "is a directory, not a file", "name the TOML file in it") from None
     except PermissionError:

@@ -17,7 +17,7 @@ from edge_runtime.bundled import bundled_media
 from edge_runtime.camera.open import open_camera
 from edge_runtime.clock import SystemClock, utc_text
 from edge_runtime.config import CameraConfig, Config, MqttConfig
-from edge_runtime.errors import BundleError, EdgeError
+from edge_runtime.errors import BundleError, EdgeError, MqttError, UsageError
 from edge_runtime.hardware.sampler import Sampler
 from edge_runtime.mqtt.link import MqttLink
 from edge_runtime.mqtt.settings import BrokerSettings, Presence
@@ -74,6 +74,7 @@ class Daemon:
         self._sampler: Sampler | None = None
         self._windows: WindowLoop | None = None
         self.models: list[LoadedModel] = []
+        self._losses: dict[str, int] = {}
 
     # --- life
 
@@ -97,6 +98,9 @@ class Daemon:
         errors = [model.error for model in self.models if model.error is not None]
         if len(errors) == len(self.models):
             raise errors[0] if len(errors) == 1 else _no_model(errors)
+        for model in self.models:
+            if model.error is not None:
+                log.error("model %s is down: %s", model.config.name, model.error)
         if config.mqtt is not None:
             self._start_mqtt(config.mqtt)
         for model in self.models:
@@ -121,7 +125,9 @@ class Daemon:
         self.pipeline.start()
         self._windows.start()
         self._threads.spawn("supervisor", self._supervise)
-        log.info("%s is running: %d cameras, %d models", self.identity.device, len(config.cameras), len(config.models))
+        log.info(
+            "%s is running; cameras: %d, models: %d", self.identity.device, len(config.cameras), len(config.models)
+        )
 
     @property
     def stopping(self) -> bool:
@@ -171,10 +177,14 @@ class Daemon:
             from edge_runtime.mqtt.embedded import EmbeddedBroker
 
             broker = EmbeddedBroker(port=port)
-            broker.start()
+            try:
+                broker.start()
+            except MqttError as error:
+                # a service manager that tries again would fail again: it is the configuration that must change
+                raise UsageError(error.message, code=error.code, where=error.where, remedy=error.remedy) from error
             self._broker = broker
             host, port = broker.host, broker.port
-            protocol = "3.1.1"  # all it speaks; asking for 5 first would cost its time-out
+            protocol = broker.protocol
             log.info("embedded broker on %s:%d", host, port)
         settings = BrokerSettings(
             host=host,
@@ -188,20 +198,25 @@ class Daemon:
             key_file=mqtt.key_file,
             keepalive_s=mqtt.keepalive_s,
         )
-        presence = Presence(self._topics.presence, online=self._presence(True), offline=self._presence(False))
+        presence = Presence(
+            self._topics.presence,
+            online=self._presence(online=True),
+            offline=self._presence(online=False, will=True),
+            goodbye=lambda: self._presence(online=False),
+        )
         self.mqtt = MqttLink(settings, presence=presence, capacity=mqtt.queue)
         if mqtt.results:
             self._publish_result = ResultPublisher(self.identity, self._clock, clock_synced, self.mqtt.publish_now)
         self.mqtt.start()
 
-    def _presence(self, online: bool) -> bytes:
+    def _presence(self, *, online: bool, will: bool = False) -> bytes:
         return messages.Presence(
             online=online,
             device=self.identity.device,
             boot=self.identity.boot,
             session=self.identity.session,
             version=self.identity.version,
-            t_utc=utc_text(self._clock.utc()) if online else None,
+            t_utc=None if will else utc_text(self._clock.utc()),
         ).to_json()
 
     def _add_camera(self, config: CameraConfig) -> None:
@@ -253,10 +268,27 @@ class Daemon:
 
     def _on_window(self, report: WindowReport) -> None:
         log.info("%s", describe(report))
+        self._tell_losses()
         if self.mqtt is not None:
             self.mqtt.publish(self._topics.window, report.to_json())
         if self._observers.window is not None:
             self._observers.window(report)
+
+    def _tell_losses(self) -> None:
+        """What did not reach the broker since the window before, and why."""
+        if self.mqtt is None:
+            return
+        status = self.mqtt.status()
+        losses = {
+            "messages dropped from a full queue": status.dropped,
+            "messages refused by the broker": status.refused,
+            "results not sent": status.results_dropped,
+        }
+        lost = [f"{count - self._losses.get(what, 0)} {what}" for what, count in losses.items()]
+        if losses != self._losses and any(losses.values()):
+            word = "connected" if status.connected else status.reason
+            log.warning("mqtt (%s): %s", word, ", ".join(part for part in lost if not part.startswith("0 ")))
+        self._losses = losses
 
     def _supervise(self) -> None:
         while not self._ending.wait(SWEEP_PERIOD_S):

@@ -17,7 +17,7 @@ import numpy as np
 from edge_runtime.app.daemon import Daemon, Observers
 from edge_runtime.camera.media import probe
 from edge_runtime.config import Config, parse_config
-from edge_runtime.errors import CameraError, MqttError, UsageError
+from edge_runtime.errors import CameraError, UsageError
 from edge_runtime.records.frames import FrameResult
 from edge_runtime.records.window import WindowReport
 from edge_runtime.telemetry.topics import Topics
@@ -26,6 +26,8 @@ from edge_runtime.telemetry.windows import describe
 DEFAULT_PORT = 1883
 WINDOW_S = 2.0
 DEVICE = "demo"
+SURE = 0.4
+"""The lines name what was found with at least this score."""
 
 Say = Callable[[str], None]
 
@@ -33,14 +35,14 @@ Say = Callable[[str], None]
 def run_demo(*, seconds: float, port: int | None, clip: Path | None, bundle: Path | None, say: Say) -> int:
     """Run the bundled model over the bundled clip for `seconds`; `say` gets each line for the user.
 
-    Returns the exit code. Raises CameraError, BundleError or MqttError where `clip`, `bundle` or `port`
-    cannot be used.
+    Returns the exit code. Raises UsageError or BundleError where `clip`, `bundle` or `port` cannot be used.
     """
     if clip is not None:
         try:
             probe(f"file:{clip.resolve()}")
         except CameraError as error:
-            raise UsageError(error.message, code=error.code, where=str(clip), remedy=error.remedy) from error
+            remedy = error.remedy or "give a video file or a folder of pictures"
+            raise UsageError(error.message, code=error.code, where=str(clip), remedy=remedy) from error
     chosen = _choose_port(port, say)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-demo-") as store:
         config = _demo_config(Path(store), chosen, clip, bundle)
@@ -74,10 +76,10 @@ def run_demo(*, seconds: float, port: int | None, clip: Path | None, bundle: Pat
 
 
 def _choose_port(wanted: int | None, say: Say) -> int:
-    """The port asked for, or the default one, or where that is taken a free one. Raises MqttError."""
+    """The port asked for, or the default one, or where that is taken a free one. Raises UsageError."""
     if wanted is not None:
         if not _is_free(wanted):
-            raise MqttError(
+            raise UsageError(
                 "something else listens on this port",
                 code="mqtt_listen",
                 where=f"127.0.0.1:{wanted}",
@@ -115,6 +117,7 @@ url = {json.dumps(url)}
 [[model]]
 name = "detector"
 bundle = {json.dumps(model)}
+variant = {json.dumps("fp32-416" if bundle is None else "auto")}
 [mqtt]
 broker = "embedded"
 port = {port}
@@ -154,7 +157,9 @@ class _Tally:
 
     def result(self, result: FrameResult) -> None:
         self.latencies_ms.append((result.timings.t_result_ns - result.t_capture_ns) / 1e6)
-        self.newest = Counter(result.labels[class_id] for class_id in result.output.class_ids.tolist())
+        output = result.output
+        sure = output.class_ids[output.scores >= SURE].tolist()
+        self.newest = Counter(result.labels[class_id] for class_id in sure)
 
     def table(self) -> list[str]:
         """The table at the end."""

@@ -80,10 +80,9 @@ def load_model(config: ModelConfig, *, lanes: int, streams: int) -> LoadedModel:
             engine.close()
             raise
     except EdgeError as error:
-        log.error("model %s is down: %s", config.name, error)
         return LoadedModel(config, lanes, None, error)
     log.info(
-        "model %s: %s %s on %s, %d lanes, batches of up to %d, loaded and warm in %.2f s",
+        "model %s: %s %s on %s, lanes: %d, largest batch: %d, loaded and warm in %.2f s",
         config.name,
         info.variant,
         info.digest[:19],

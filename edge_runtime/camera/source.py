@@ -13,7 +13,7 @@ from edge_runtime.camera.backoff import Backoff
 from edge_runtime.camera.pacing import Pacer, RateCap, Timeline
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
-from edge_runtime.records.cameras import CameraState, CameraStatus, SourceCounters
+from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraState, CameraStatus, SourceCounters
 from edge_runtime.records.frames import Frame, Pixels
 from edge_runtime.source_url import redact_text
 
@@ -183,7 +183,7 @@ class SourceCamera:
         """Release the source; called by the reading thread after the last `read`. Idempotent."""
         self._close_session()
         if self._stop.is_set() and not self._ended:
-            self._ledger.enter("stopped", "stopped on request")
+            self._ledger.enter("stopped", STOPPED_ON_REQUEST)
         self._ended = True
 
     def status(self) -> CameraStatus:

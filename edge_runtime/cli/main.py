@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_runtime import __version__
-from edge_runtime.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EdgeError
+from edge_runtime.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EdgeError, UsageError
 
 if TYPE_CHECKING:
     from edge_runtime.records.frames import Pixels
@@ -22,8 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Every command with its arguments. Imports nothing heavy: `--help` answers at once."""
     parser = argparse.ArgumentParser(
         prog="edge-runtime",
-        description="Camera inference on NVIDIA Jetson Orin inside a power and a temperature budget, "
-        "with frames per joule over MQTT. Without a GPU the same daemon runs on ONNX Runtime.",
+        description="Runs camera inference as a daemon, measures what it costs, reports frames per joule over MQTT.",
         epilog="Exit codes: 0 done; 1 failed at run time; 2 bad usage, configuration or bundle; 3 refused; "
         "130 interrupted.",
     )
@@ -46,7 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
     demo.set_defaults(handler=_demo)
 
     check = commands.add_parser("check-config", help="say whether a configuration is valid, and if not, why and where")
-    check.add_argument("config", type=Path, metavar="CONFIG")
+    check.add_argument("config", type=Path, metavar="CONFIG", nargs="?")
+    check.add_argument("--print-default", action="store_true", help="print the default configuration, to start from")
     check.set_defaults(handler=_check_config)
 
     prepare = commands.add_parser("prepare", help="make model bundles")
@@ -63,6 +63,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 camera`, `2 cameras`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 _RUN = (
     "Runs cameras and models as CONFIG says until SIGTERM or SIGINT. Exits 2 for a configuration that cannot be "
     "parsed or validated, a store that cannot be used or that another daemon holds, or no loadable model at all."
@@ -76,7 +81,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return int(parsed.handler(parsed))
     except EdgeError as error:
-        print(f"edge-runtime: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"edge-runtime: {line}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -92,17 +98,19 @@ def _add_logging(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError("must be more than 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return value
 
 
 def _port(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 65535:
-        raise argparse.ArgumentTypeError("must be 1 to 65535")
-    return value
+    if not (text.isdecimal() and 1 <= int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 1 to 65535")
+    return int(text)
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -110,10 +118,16 @@ def _run(parsed: argparse.Namespace) -> int:
     from edge_runtime.config import load_config
 
     set_up_logs(parsed.log_format, logging.DEBUG if parsed.verbose else logging.INFO)
-    config = load_config(parsed.config)
-    from edge_runtime.app.main import run_daemon
+    try:
+        config = load_config(parsed.config)
+        from edge_runtime.app.main import run_daemon
 
-    return run_daemon(config)
+        return run_daemon(config)
+    except EdgeError as error:
+        # through the log, so that a machine that reads it finds this too
+        for line in str(error).splitlines():
+            logging.getLogger("edge_runtime").critical("%s", line)
+        return error.exit_code
 
 
 def _demo(parsed: argparse.Namespace) -> int:
@@ -143,14 +157,22 @@ def _prepare(parsed: argparse.Namespace) -> int:
 
 
 def _check_config(parsed: argparse.Namespace) -> int:
+    from edge_runtime.config import DEFAULT_CONFIG as DEFAULT_TEXT
     from edge_runtime.config import load_config
 
+    if parsed.print_default:
+        print(DEFAULT_TEXT.read_text(encoding="utf-8"), end="")
+        return EXIT_DONE
+    if parsed.config is None:
+        raise UsageError("no CONFIG was given", remedy="edge-runtime check-config FILE")
     config = load_config(parsed.config)
-    from edge_runtime.app.check import check_bundles
+    from edge_runtime.app.check import check_bundles, check_files
 
     if problems := check_bundles(config):
         for problem in problems:
             print(f"edge-runtime: {problem}", file=sys.stderr)
         return EXIT_USAGE
-    print(f"{parsed.config}: valid: {len(config.cameras)} cameras, {len(config.models)} models")
+    for note in check_files(config):
+        print(f"note: {note}")
+    print(f"{parsed.config}: valid: {counted(len(config.cameras), 'camera')}, {counted(len(config.models), 'model')}")
     return EXIT_DONE

@@ -16,6 +16,7 @@ from typing import Any
 
 from edge_runtime.mqtt.session import Incoming, Listener, ProtocolVersion, Session, SessionInfo, describe
 from edge_runtime.mqtt.settings import Backoff, BrokerSettings, Presence, Timing
+from edge_runtime.threads import set_os_thread_name
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +156,7 @@ class BrokerConnection:
     # ---- "mqtt-net"
 
     def _run(self) -> None:
+        set_os_thread_name("mqtt-net")
         try:
             while not self._stopping.is_set():
                 self._idle(self._once())

@@ -12,6 +12,7 @@ import threading
 from typing import Any, Literal
 
 from edge_runtime.errors import MqttError
+from edge_runtime.threads import set_os_thread_name
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class EmbeddedBroker:
             ) from error
 
     def _run(self, broker_class: Any) -> None:
+        set_os_thread_name("broker")
         try:
             asyncio.run(self._serve(broker_class))
         except BaseException as error:  # noqa: BLE001 - handed to start()

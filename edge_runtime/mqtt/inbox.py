@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from edge_runtime.errors import MqttError
 from edge_runtime.mqtt.session import RECEIVE_MAXIMUM, Incoming, topic_matches
+from edge_runtime.threads import set_os_thread_name
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Inbox:
             self._ready.notify()
 
     def _run(self) -> None:
+        set_os_thread_name("mqtt-handler")
         while True:
             with self._ready:
                 while not self._queue and not self._stopping:

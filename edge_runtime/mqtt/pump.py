@@ -18,6 +18,7 @@ from edge_runtime.mqtt.connection import BrokerConnection
 from edge_runtime.mqtt.outbox import Feed, Flight, Lane, Row, State
 from edge_runtime.mqtt.session import SessionInfo
 from edge_runtime.mqtt.settings import Presence, Timing
+from edge_runtime.threads import set_os_thread_name
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +169,7 @@ class Pump:
     # ---- "mqtt-pump"
 
     def _run(self) -> None:
+        set_os_thread_name("mqtt-pump")
         while True:
             self._awake.wait(self._wait_s())
             self._awake.clear()
@@ -230,7 +232,9 @@ class Pump:
         if len(self._in_flight) < self._window:
             self._offline_said = True
             state = self._states[self._presence.topic]
-            state.payload, state.version = self._presence.offline, state.version + 1
+            goodbye = self._presence.goodbye
+            state.payload = self._presence.offline if goodbye is None else goodbye()
+            state.version += 1
             self._send_state(self._session, self._presence.topic, state)
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -67,11 +68,12 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What the broker shows about us: `offline` is the will, and what a graceful close publishes."""
+    """What the broker shows about us: `offline` is the will; a graceful close publishes `goodbye()`, or `offline`."""
 
     topic: str
     online: bytes
     offline: bytes
+    goodbye: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

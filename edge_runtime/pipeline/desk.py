@@ -111,6 +111,13 @@ class Desk:
             self._wake()
         return True
 
+    def usable(self, mailbox: Mailbox, timeout_s: float) -> bool:
+        """Whether frames are worth bringing, waiting up to `timeout_s` for it: the model is up, or it all ends."""
+        with self._monitor:
+            if self._closed_for(mailbox) == "model_down":
+                mailbox.space.wait(timeout_s)
+            return self._closed_for(mailbox) != "model_down"
+
     # --- lanes and workers
 
     def next_work(self, *, claim: bool = True, run: bool = True, finished: Batch | None = None) -> Place | Batch | None:
@@ -223,6 +230,8 @@ class Desk:
                 after.append(old)
             if resident is not None:
                 self._ledger.set_engine(self.model, resident.info.digest)
+                for mailbox in self._mailboxes:
+                    mailbox.space.notify_all()
             else:
                 self._drop_all("model_down")
             self._work.notify_all()

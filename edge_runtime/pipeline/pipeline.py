@@ -21,6 +21,8 @@ from edge_runtime.threads import ThreadGroup
 
 log = logging.getLogger(__name__)
 
+MODEL_DOWN_POLL_S = 0.5
+
 ResultSink = Callable[[FrameResult], None]
 
 
@@ -198,6 +200,9 @@ class Pipeline:
     def _capture(self, feed: _Feed) -> None:
         camera = feed.camera
         try:
+            # with every model down there is nothing to decode for
+            while not any(desk.usable(mailbox, MODEL_DOWN_POLL_S) for desk, mailbox, _ in feed.targets):
+                pass
             while (frame := camera.read()) is not None:
                 # the first model may keep it waiting (full pace), but it is in flight on all of them from here on
                 entries = [self.ledger.captured(stream, frame) for _, _, stream in feed.targets]

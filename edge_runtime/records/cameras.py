@@ -7,6 +7,9 @@ from typing import Literal
 
 CameraState = Literal["starting", "up", "paused", "stalled", "down", "stopped"]
 
+STOPPED_ON_REQUEST = "stopped on request"
+"""The reason of a camera that ended because it was told to."""
+
 
 @dataclass(frozen=True, slots=True)
 class CameraStatus:

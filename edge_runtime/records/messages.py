@@ -17,7 +17,7 @@ class Presence(Payload):
     boot: str
     session: str
     version: str
-    t_utc: str | None = Field(description="When this was written; null in the will, which the broker publishes.")
+    t_utc: str | None = Field(description="When this was written; null in the will, which the broker publishes for us.")
 
 
 class Detection(Payload):

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_runtime.clock import Clock, utc_text
 from edge_runtime.records.activity import LATENCY_BUCKETS_MS, Counters, EngineCounters, LedgerCut, Samples
-from edge_runtime.records.cameras import CameraView, SourceCounters
+from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraView, SourceCounters
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.power import Energy, ThermalReading, Unavailable
 from edge_runtime.records.window import (
@@ -122,7 +122,7 @@ class WindowBuilder:
                 fps=dict(self._sources.fps_wanted),
                 batch={model.name: model.max_batch for model in models if model.engine},
             ),
-            governor=GovernorWindow(state="off", because="no budget is configured"),
+            governor=GovernorWindow(state="off", because="this version has no governor"),
             budget=BudgetWindow(power_w=None, temperature_c=None, violated_s=None),
         )
         self._seq += 1
@@ -241,7 +241,7 @@ def _reasons(counts: Mapping[str, int]) -> str:
 def describe(report: WindowReport) -> str:
     """The window in one line, for the log and a terminal."""
     frames = report.frames
-    parts = [f"window {report.seq}: {frames.completed} of {frames.captured} frames, {report.fps:.1f} fps"]
+    parts = [f"window {report.seq}: {frames.completed} frames, {report.fps:.1f} fps"]
     if report.latency_ms.p50 is not None and report.latency_ms.p99 is not None:
         parts.append(f"p50 {report.latency_ms.p50:.1f} ms, p99 {report.latency_ms.p99:.1f} ms")
     lost = {"stale": frames.stale, "failed": frames.failed, **frames.dropped}
@@ -252,7 +252,13 @@ def describe(report: WindowReport) -> str:
         parts.append(f"{report.energy.mean_w:.2f} W, {report.fps_per_watt:.2f} fps/W{word}")
     else:
         parts.append(f"no watts: {report.fps_per_watt_reason}")
-    bad = sorted({f"{camera.name} {camera.state}" for camera in report.cameras if camera.state != "up"})
+    bad = sorted(
+        {
+            f"{camera.name} {camera.state}"
+            for camera in report.cameras
+            if camera.state != "up" and camera.reason != STOPPED_ON_REQUEST
+        }
+    )
     if bad:
         parts.append("cameras: " + ", ".join(bad))
     return "; ".join(parts)
