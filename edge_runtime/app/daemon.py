@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms lets one busy thread turn a GIL-free call of 0.45 ms into 5.6 ms."""
 
-SWEEP_PERIOD_S = 0.25
+SWEEP_PERIOD_S = 1.0
 PIPELINE_DEADLINE_S = 2.5
 MQTT_DEADLINE_S = 1.0
 

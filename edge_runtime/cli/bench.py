@@ -116,8 +116,11 @@ def _pipeline_table(result: PipelineResult) -> str:
 
 
 def _overhead_table(results: list[OverheadResult]) -> str:
-    rows = ["cameras   fps   completed   CPU us a frame (median, all repeats)"]
+    rows = ["cameras   fps   completed   CPU us a frame   of it bare hand-off   (all repeats)"]
     for each in results:
         values = ", ".join(f"{value:.0f}" for value in each.cpu_us)
-        rows.append(f"{each.cameras:7d} {each.fps:5.1f} {each.completed:11d}   {each.cpu_us_median:6.1f}   ({values})")
+        rows.append(
+            f"{each.cameras:7d} {each.fps:5.1f} {each.completed:11d}   {each.cpu_us_median:14.1f}   "
+            f"{each.handoff_us_median:19.1f}   ({values})"
+        )
     return "\n".join(rows)
