@@ -254,10 +254,16 @@ class TelemetryConfig(_Table):
 
 
 class WebConfig(_Table):
-    """`[web]`: the status page."""
+    """`[web]`: HTTP over TCP. Left out, there is only the control socket."""
 
     listen: Annotated[str, AfterValidator(check_listen), Right('host and port, as "127.0.0.1:8080"')] = Field(
-        "127.0.0.1:8080", description="Address and port of the status page."
+        "127.0.0.1:8080", description="Address and port. Beyond this machine only with token_file."
+    )
+    token_file: Annotated[Path | None, PlainValidator(check_path), Right(FILE.words, default="none")] = Field(
+        None, description="File with the token that changes need, and off loopback everything but /healthz."
+    )
+    names: Annotated[tuple[str, ...], Right("a list of host names, in quotes")] = Field(
+        (), description="Further names by which browsers may reach it. Others are refused."
     )
 
 
@@ -285,7 +291,7 @@ class Config(_Table):
     budget: BudgetConfig | None = Field(None, description="What the governor holds.")
     mqtt: MqttConfig | None = Field(None, description="The broker; left out, nothing is sent.")
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="What is reported.")
-    web: WebConfig | None = Field(None, description="The status page.")
+    web: WebConfig | None = Field(None, description="HTTP over TCP; left out, only the control socket.")
     update: UpdateConfig | None = Field(None, description="Updates over MQTT; left out, there are none.")
 
     _digest: str = PrivateAttr("")

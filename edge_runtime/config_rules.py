@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from edge_runtime.config_values import Right, kind_of, render
+from edge_runtime.config_values import Right, is_loopback, kind_of, render
 from edge_runtime.errors import UsageError
 from edge_runtime.source_url import CameraSource, parse_source
 from edge_runtime.toml_source import KeyPath
@@ -25,7 +25,6 @@ from edge_runtime.toml_source import KeyPath
 # "= VALUE" narrows a row to one value, and to one scheme for an address ("= rtsp" covers rtsps too).
 NOT_YET: Final[dict[str, str]] = {
     "budget": "holding a power and temperature budget",
-    "web": "the status page",
     "update": "updates over MQTT",
     "camera.min_fps": "keeping a lowest frame rate",
     "camera.url = rtsp": "RTSP cameras",
@@ -62,6 +61,8 @@ def rule_findings(data: dict[str, Any], base: Path) -> Iterator[Finding]:
         yield from _camera_rules(index, camera, base)
     if isinstance(mqtt := data.get("mqtt"), dict):
         yield from _mqtt_rules(mqtt)
+    if isinstance(web := data.get("web"), dict):
+        yield from _web_rules(web)
     if isinstance(budget := data.get("budget"), dict):
         power_w, most_w = budget.get("power_w"), budget.get("max_power_w")
         if _is_number(power_w) and _is_number(most_w) and power_w > most_w:
@@ -172,6 +173,15 @@ def _mqtt_rules(mqtt: dict[str, Any]) -> Iterator[Finding]:
     for key, other in (("cert_file", "key_file"), ("key_file", "cert_file"), ("password_file", "username")):
         if key in mqtt and other not in mqtt:
             yield Finding(("mqtt", key), f"{render(mqtt[key])} is of no use without {other}", f"add {other}")
+
+
+def _web_rules(web: dict[str, Any]) -> Iterator[Finding]:
+    listen = web.get("listen")
+    if isinstance(listen, str) and "token_file" not in web:
+        host = listen.rpartition(":")[0].strip("[]")
+        if host and not is_loopback(host):
+            message = f"{render(listen)} is open to other machines, and there is no token"
+            yield Finding(("web", "listen"), message, "add token_file, or listen on 127.0.0.1")
 
 
 # ---- what pydantic found, in the operator's words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import socket
@@ -155,6 +156,16 @@ def check_host(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", value):
         raise wrong(f"{render(value)} is no host")
     return value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`: an address of the loopback, or the name localhost."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:  # a name: where it leads may change
+        return False
 
 
 def check_listen(value: str) -> str:

@@ -148,6 +148,7 @@ class ScriptedCamera:
         self.closed = False
         self.given = 0
         self._state: CameraState = "up"
+        self.cap: float | None = None
 
     def read(self) -> Frame | None:
         if self._stop.is_set():
@@ -167,6 +168,15 @@ class ScriptedCamera:
     def wait(self, seconds: float) -> bool:
         """For scripts: wait as a paced source does; True when it is to stop."""
         return self._stop.wait(seconds)
+
+    def pause(self) -> None:
+        self._state = "paused"
+
+    def resume(self) -> None:
+        self._state = "up"
+
+    def set_cap(self, fps: float | None) -> None:
+        self.cap = fps
 
     def close(self) -> None:
         self.closed = True

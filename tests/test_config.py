@@ -261,7 +261,7 @@ PLANTED: list[tuple[str, str, int | None, str | None, str, str]] = [
     ("[[model]]", "[model]", 12, "model", "written as a single table", "[[model]], with two brackets"),
     # known, but not built yet
     ("", "[budget]\npower_w = 15.0\n", 15, "budget", "can't do it yet", "leave the table [budget] out"),
-    ("", '[web]\nlisten = "127.0.0.1:8080"\n', 15, "web", "can't do it yet", "leave the table [web] out"),
+    ("", '[web]\nlisten = "0.0.0.0:8080"\n', 16, "web.listen", "open to other machines", "token_file"),
     (CAM2, f"{CAM2}\nmin_fps = 5", 11, "camera[2].min_fps", "can't do it yet", "leave it out"),
     (MODEL, f'{MODEL}\nbackend = "tensorrt"', 15, "model[1].backend", '"tensorrt" is known, but', "another"),
     ('id = "gate-07"', 'hardware = "jetson"', 2, "device.hardware", '"jetson" is known, but', "another"),

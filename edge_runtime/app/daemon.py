@@ -4,32 +4,50 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from edge_runtime.app.cameras import CameraSwitch
+from edge_runtime.app.door import DaemonDoor, History
+from edge_runtime.app.health import (
+    LOOK_PERIOD_S,
+    Health,
+    HealthInput,
+    LaneView,
+    LoopView,
+    Supervisor,
+    Watchdog,
+    stall_limit_for,
+)
 from edge_runtime.app.identity import clock_synced, make_identity
+from edge_runtime.app.messaging import Messaging
 from edge_runtime.app.models import LoadedModel, lanes_for, load_model
-from edge_runtime.app.results import ResultPublisher
+from edge_runtime.app.sd_notify import Notifier
 from edge_runtime.bundled import bundled_media
 from edge_runtime.camera.open import open_camera
-from edge_runtime.clock import SystemClock, utc_text
-from edge_runtime.config import CameraConfig, Config, MqttConfig
-from edge_runtime.errors import BundleError, EdgeError, MqttError, UsageError
+from edge_runtime.clock import SystemClock
+from edge_runtime.config import CameraConfig, Config
+from edge_runtime.control.commands import camera, ping
+from edge_runtime.control.dispatcher import Dispatcher, Door
+from edge_runtime.errors import BundleError, EdgeError
 from edge_runtime.hardware.sampler import Sampler
-from edge_runtime.mqtt.link import MqttLink
-from edge_runtime.mqtt.settings import BrokerSettings, Presence
 from edge_runtime.pipeline.pipeline import Pipeline
-from edge_runtime.records import messages
+from edge_runtime.records.cameras import STOPPED_ON_REQUEST
+from edge_runtime.records.commands import Reply
+from edge_runtime.records.events import ReportedModel
 from edge_runtime.records.frames import FrameResult
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.window import WindowReport
 from edge_runtime.sim.module import MODULES, SimDevice, SimPower, SimThermal
-from edge_runtime.telemetry.topics import Topics
 from edge_runtime.telemetry.windows import ModelView, WindowBuilder, WindowLoop, WindowSources, describe
 from edge_runtime.threads import ThreadGroup
+from edge_runtime.web.access import read_token
+from edge_runtime.web.server import WebServer
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +55,14 @@ SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms lets one busy thread turn a GIL-free call of 0.45 ms into 5.6 ms."""
 
 SWEEP_PERIOD_S = 1.0
-PIPELINE_DEADLINE_S = 2.5
-MQTT_DEADLINE_S = 1.0
+LOAD_DEADLINE_S = 180.0
+"""What systemd is told that loading and warming up one model may take."""
+
+STOP_S = 4.5
+"""All of a stop; it has to be over in 5 s."""
+PIPELINE_STOP_S = 2.0
+RUNTIME_DIRECTORY = "RUNTIME_DIRECTORY"
+"""systemd's variable: where the control socket goes, if it is set."""
 
 WindowSink = Callable[[WindowReport], None]
 ResultSink = Callable[[FrameResult], None]
@@ -55,26 +79,41 @@ class Observers:
 class Daemon:
     """One device at work. `start`, then `wait`, then `stop`; or `run`, which is all three.
 
-    `start` raises BundleError where no model at all can be loaded.
+    `start` raises BundleError where no model at all can be loaded, UsageError or EdgeError where `[mqtt]`,
+    `[web]` or the control socket cannot be as they are configured.
     """
 
-    def __init__(self, config: Config, observers: Observers | None = None) -> None:
+    def __init__(self, config: Config, observers: Observers | None = None, notifier: Notifier | None = None) -> None:
         self._config = config
         self._observers = observers or Observers()
+        self._notifier = notifier or Notifier()
         self._clock = SystemClock()
         self.identity: Identity = make_identity(config.device.id)
-        self._topics = Topics(self.identity.device)
         self._ending = threading.Event()
         self._fatal: str | None = None
+        self._dead: list[str] = []
         self._threads = ThreadGroup(self._thread_died)
         self.pipeline = Pipeline(self._on_result, self._thread_died)
-        self._publish_result: ResultSink | None = None
-        self._broker: object | None = None
-        self.mqtt: MqttLink | None = None
+        self.messaging = Messaging(config, self.identity, self._clock)
+        self._switch = CameraSwitch(self.pipeline.camera, {each.name: each.fps for each in config.cameras})
+        self._dispatcher = Dispatcher(
+            self.identity,
+            self._clock,
+            clock_synced,
+            {"ping": ping(self.identity, self._clock), "camera": camera(self._switch)},
+            observe=self._tell_command,
+        )
+        self._supervisor = Supervisor(
+            self._look,
+            Watchdog(self._notifier),
+            stall_limit_s=stall_limit_for([model.timeout_s for model in config.models]),
+        )
+        self._history = History()
         self._sampler: Sampler | None = None
         self._windows: WindowLoop | None = None
+        self._web: WebServer | None = None
+        self._camera_states: dict[str, str] = {}
         self.models: list[LoadedModel] = []
-        self._losses: dict[str, int] = {}
 
     # --- life
 
@@ -84,25 +123,16 @@ class Daemon:
             self.start()
             self.wait()
         finally:
-            clean = self.stop()
-        return 0 if clean and self._fatal is None else 1
+            self.stop()
+        return 0 if self._fatal is None else 1
 
     def start(self) -> None:
         """Load and warm up everything, then let frames flow."""
         config = self._config
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        lanes = lanes_for(config.models)
-        for wanted in config.models:
-            streams = sum(wanted.name in camera.models for camera in config.cameras)
-            self.models.append(load_model(wanted, lanes=lanes[wanted.name], streams=streams))
-        errors = [model.error for model in self.models if model.error is not None]
-        if len(errors) == len(self.models):
-            raise errors[0] if len(errors) == 1 else _no_model(errors)
-        for model in self.models:
-            if model.error is not None:
-                log.error("model %s is down: %s", model.config.name, model.error)
-        if config.mqtt is not None:
-            self._start_mqtt(config.mqtt)
+        token = None if config.web is None or config.web.token_file is None else read_token(config.web.token_file)
+        self._load_models()
+        self.messaging.start(config.device.store)
         for model in self.models:
             self.pipeline.add_model(
                 model.config.name,
@@ -112,22 +142,25 @@ class Daemon:
                 timeout_s=model.config.timeout_s,
                 down_reason=None if model.error is None else str(model.error),
             )
-        for camera in config.cameras:
-            self._add_camera(camera)
-        self._sampler = self._make_sampler()
+        for each in config.cameras:
+            self._add_camera(each)
+        sampler = self._sampler = self._make_sampler()
         # what is loaded by now stays for good: the collector need not walk it again and again
         gc.collect()
         gc.freeze()
         # a window needs a reading at or before its start
-        self._sampler.start()
-        builder = WindowBuilder(self.identity, self._window_sources(self._sampler), self._clock)
+        sampler.start()
+        builder = WindowBuilder(self.identity, self._window_sources(sampler), self._clock)
         self._windows = WindowLoop(builder, self._on_window, config.telemetry.window_s)
+        self._start_web(sampler, token)
         self.pipeline.start()
         self._windows.start()
+        self.messaging.obey(self._dispatcher)
+        self._report_models()
+        self._notifier.ready(f"cameras: {len(config.cameras)}, models: {len(config.models)}")
         self._threads.spawn("supervisor", self._supervise)
-        log.info(
-            "%s is running; cameras: %d, models: %d", self.identity.device, len(config.cameras), len(config.models)
-        )
+        device = self.identity.device
+        log.info("%s is running; cameras: %d, models: %d", device, len(config.cameras), len(config.models))
 
     @property
     def stopping(self) -> bool:
@@ -140,90 +173,56 @@ class Daemon:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until a stop is requested or a fatal fault; False when the time is up first."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        # in slices: a signal handler runs between them on every platform
-        while not self._ending.is_set():
-            left = 3600.0 if end is None else end - time.monotonic()
-            if left <= 0:
-                return False
-            self._ending.wait(min(left, 1.0))
-        return True
+        return self._ending.wait(timeout_s)
 
     def stop(self) -> bool:
-        """Stop within 5 s whatever hangs; True when everything ended cleanly. Idempotent."""
+        """Stop within 5 s whatever hangs; True when every thread ended and all went out. Idempotent."""
+        end = time.monotonic() + STOP_S
+
+        def left_s(most: float) -> float:
+            return max(0.05, min(most, end - time.monotonic()))
+
         self._ending.set()
-        stuck = self.pipeline.stop(PIPELINE_DEADLINE_S)
+        self._notifier.stopping()
+        stuck = self.pipeline.stop(left_s(PIPELINE_STOP_S))
         if self._windows is not None:
             # the last window has everything that was in flight
-            stuck += self._windows.stop()
+            stuck += self._windows.stop(left_s(0.8))
         self.pipeline.close()
+        if self._web is not None:
+            stuck += self._web.stop(left_s(0.5))
+        clean = self.messaging.stop(left_s)
         if self._sampler is not None:
-            stuck += self._sampler.stop(0.5)
-        stuck += self._threads.join(0.5)
-        if self.mqtt is not None:
-            self.mqtt.close(MQTT_DEADLINE_S)
-        self._stop_broker()
-        captures = [name for name in stuck if name.startswith("cam-")]
+            stuck += self._sampler.stop(left_s(0.3))
+        stuck += self._threads.join(left_s(0.3))
         if stuck:
-            log.warning("threads that did not end in time: %s", ", ".join(stuck))
-        # a capture thread in a blocking read ends by its own time-out, and does not make an exit unclean
-        return len(stuck) == len(captures)
+            log.error("threads that did not end in time: %s", ", ".join(stuck))
+        return clean and not stuck
+
+    def health(self) -> Health:
+        """The supervisor's last judgement."""
+        return self._supervisor.health()
 
     # --- composition
 
-    def _start_mqtt(self, mqtt: MqttConfig) -> None:
-        host, port, protocol = mqtt.host, mqtt.port, mqtt.protocol
-        if mqtt.broker == "embedded":
-            from edge_runtime.mqtt.embedded import EmbeddedBroker
-
-            broker = EmbeddedBroker(port=port)
-            try:
-                broker.start()
-            except MqttError as error:
-                # a service manager that tries again would fail again: it is the configuration that must change
-                raise UsageError(error.message, code=error.code, where=error.where, remedy=error.remedy) from error
-            self._broker = broker
-            host, port = broker.host, broker.port
-            protocol = broker.protocol
-            log.info("embedded broker on %s:%d", host, port)
-        settings = BrokerSettings(
-            host=host,
-            port=port,
-            client_id=f"edge-runtime-{self.identity.device}",
-            protocol=protocol,
-            username=mqtt.username,
-            password_file=mqtt.password_file,
-            ca_file=mqtt.ca_file,
-            cert_file=mqtt.cert_file,
-            key_file=mqtt.key_file,
-            keepalive_s=mqtt.keepalive_s,
-        )
-        presence = Presence(
-            self._topics.presence,
-            online=self._presence(online=True),
-            offline=self._presence(online=False, will=True),
-            goodbye=lambda: self._presence(online=False),
-        )
-        self.mqtt = MqttLink(settings, presence=presence, capacity=mqtt.queue)
-        if mqtt.results:
-            self._publish_result = ResultPublisher(self.identity, self._clock, clock_synced, self.mqtt.publish_now)
-        self.mqtt.start()
-
-    def _presence(self, *, online: bool, will: bool = False) -> bytes:
-        return messages.Presence(
-            online=online,
-            device=self.identity.device,
-            boot=self.identity.boot,
-            session=self.identity.session,
-            version=self.identity.version,
-            t_utc=None if will else utc_text(self._clock.utc()),
-        ).to_json()
+    def _load_models(self) -> None:
+        config = self._config
+        lanes = lanes_for(config.models)
+        for wanted in config.models:
+            self._notifier.extend_timeout(int(LOAD_DEADLINE_S * 1e6))
+            streams = sum(wanted.name in each.models for each in config.cameras)
+            self.models.append(load_model(wanted, lanes=lanes[wanted.name], streams=streams))
+        errors = [model.error for model in self.models if model.error is not None]
+        if len(errors) == len(self.models):
+            raise errors[0] if len(errors) == 1 else _no_model(errors)
+        for model in self.models:
+            if model.error is not None:
+                log.error("model %s is down: %s", model.config.name, model.error)
 
     def _add_camera(self, config: CameraConfig) -> None:
         url = f"file:{bundled_media(config.source.location)}" if config.source.kind == "bundled" else config.url
-        full_pace = config.pace == "max"
-        camera = open_camera(name=config.name, url=url, fps=config.fps, pace=config.pace, loop=config.loop)
-        self.pipeline.add_camera(camera, config.models, full_pace=full_pace, priority=config.priority)
+        source = open_camera(name=config.name, url=url, fps=config.fps, pace=config.pace, loop=config.loop)
+        self.pipeline.add_camera(source, config.models, full_pace=config.pace == "max", priority=config.priority)
 
     def _make_sampler(self) -> Sampler:
         hardware = self._config.device.hardware
@@ -244,8 +243,36 @@ class Daemon:
             energy=sampler.energy,
             thermal=sampler.temperature,
             clock_synced=clock_synced,
-            fps_wanted={camera.name: camera.fps for camera in self._config.cameras},
+            fps_wanted=self._switch.wanted,
         )
+
+    def _start_web(self, sampler: Sampler, token: str | None) -> None:
+        config = self._config
+        store = config.device.store
+        door = DaemonDoor(
+            identity=self.identity,
+            clock=self._clock,
+            store=store,
+            pipeline=self.pipeline,
+            messaging=self.messaging,
+            sampler=sampler,
+            dispatcher=self._dispatcher,
+            history=self._history,
+            judgement=self.health,
+            models=self._model_views,
+            fps_wanted=self._switch.wanted,
+        )
+        # one folder is enough for us; systemd would give several, separated by colons
+        runtime = os.environ.get(RUNTIME_DIRECTORY, "").partition(":")[0]
+        self._web = WebServer(
+            door,
+            (Path(runtime) if runtime else store) / "control.sock",
+            listen=None if config.web is None else config.web.listen,
+            token=token,
+            names=() if config.web is None else config.web.names,
+            on_death=self._thread_died,
+        )
+        self._web.start()
 
     def _model_views(self) -> list[ModelView]:
         views = []
@@ -258,56 +285,113 @@ class Daemon:
                 views.append(ModelView(name, info.digest, info.variant, info.backend, resident.places, None))
         return views
 
+    def _report_models(self) -> None:
+        models = []
+        for model in self.models:
+            info = None if model.resident is None else model.resident.info
+            models.append(
+                ReportedModel(
+                    name=model.config.name,
+                    engine=None if info is None else info.digest,
+                    bundle=None if info is None else info.bundle,
+                    variant=None if info is None else info.variant,
+                    backend=None if info is None else info.backend,
+                    state="down" if info is None else "up",
+                    source="configuration",
+                )
+            )
+            if model.error is not None and self.messaging.events is not None:
+                self.messaging.events.emit(
+                    "model", f"model {model.config.name} is down: {model.error}", severity="error",
+                    model=model.config.name, state="down", code=model.error.code,
+                )  # fmt: skip
+        self.messaging.reported(models)
+
     # --- on other threads
 
     def _on_result(self, result: FrameResult) -> None:
-        if self._publish_result is not None:
-            self._publish_result(result)
+        self.messaging.result(result)
         if self._observers.result is not None:
             self._observers.result(result)
 
     def _on_window(self, report: WindowReport) -> None:
         log.info("%s", describe(report))
-        self._tell_losses()
-        if self.mqtt is not None:
-            self.mqtt.publish(self._topics.window, report.to_json())
+        self._history.add(report)
+        self.messaging.window(report)
         if self._observers.window is not None:
             self._observers.window(report)
 
-    def _tell_losses(self) -> None:
-        """What did not reach the broker since the window before, and why."""
-        if self.mqtt is None:
-            return
-        status = self.mqtt.status()
-        losses = {
-            "messages dropped from a full queue": status.dropped,
-            "messages refused by the broker": status.refused,
-            "results not sent": status.results_dropped,
-        }
-        lost = [f"{count - self._losses.get(what, 0)} {what}" for what, count in losses.items()]
-        if losses != self._losses and any(losses.values()):
-            word = "connected" if status.connected else status.reason
-            log.warning("mqtt (%s): %s", word, ", ".join(part for part in lost if not part.startswith("0 ")))
-        self._losses = losses
-
     def _supervise(self) -> None:
-        while not self._ending.wait(SWEEP_PERIOD_S):
-            if failed := self.pipeline.sweep():
-                log.warning("%d frames were in flight past their time-out and were failed", failed)
+        t_swept = time.monotonic()
+        while True:
+            self._supervisor.tick()
+            if self._ending.wait(LOOK_PERIOD_S):
+                return
+            self._tell_cameras()
+            if time.monotonic() - t_swept >= SWEEP_PERIOD_S:
+                t_swept = time.monotonic()
+                if failed := self.pipeline.sweep():
+                    log.warning("%d frames were in flight past their time-out and were failed", failed)
+
+    def _look(self) -> HealthInput:
+        now_ns = time.monotonic_ns()
+        loops = self.messaging.loops()
+        if self._windows is not None:
+            loops["windows"] = LoopView(self._windows.tick_ns, 2 * self._config.telemetry.window_s + 10)
+        if self._sampler is not None and self._sampler.running:
+            loops["sampler"] = LoopView(self._sampler.tick_ns, 10.0)
+        models = self.pipeline.models
+        return HealthInput(
+            now_ns=now_ns,
+            loops=loops,
+            oldest_admitted_ns=self.pipeline.ledger.oldest_ns(),
+            lanes={
+                name: LaneView(model.busy.longest_ns(now_ns), model.desk.unclaimed_ns())
+                for name, model in models.items()
+            },
+            cameras={view.name: view.status for view in self.pipeline.cameras()},
+            broker=self.messaging.broker_view(),
+            models_down={
+                name: reason for name, model in models.items() if (reason := model.desk.down_reason) is not None
+            },
+            threads_dead=[*self._dead, *self.messaging.dead()],
+            alarms=self.messaging.alarms(),
+        )
+
+    def _tell_cameras(self) -> None:
+        """An event for every camera whose state is another one than at the last look."""
+        events = self.messaging.events
+        for view in self.pipeline.cameras():
+            state, reason = view.status.state, view.status.reason
+            before = self._camera_states.get(view.name)
+            if state == before or state == "starting" or reason == STOPPED_ON_REQUEST:
+                continue
+            self._camera_states[view.name] = state
+            if events is not None:
+                bad = state in ("down", "stalled")
+                text = f"camera {view.name} is {state}" + (f": {reason}" if reason else "")
+                events.emit(
+                    "camera", text, severity="warning" if bad else "info", camera=view.name, state=state,
+                    reason=reason, before=before,
+                )  # fmt: skip
+
+    def _tell_command(self, name: str, door: Door, reply: Reply) -> None:
+        error = reply.error
+        if error is None:
+            log.info("command %s (%s): obeyed", name, door)
+        if self.messaging.events is not None and name != "ping":
+            text = f"command {name}: " + ("obeyed" if error is None else f"refused: {error.message}")
+            self.messaging.events.emit(
+                "command", text, severity="info" if error is None else "warning", name=name, door=door,
+                id=reply.id, ok=error is None, code=None if error is None else error.code,
+            )  # fmt: skip
 
     def _thread_died(self, name: str, error: BaseException) -> None:
         # one thread less and nobody would notice: end, and let the service manager start anew
+        self._dead.append(name)
         self._fatal = f"thread {name} died: {error!r}"
         log.critical("%s; stopping", self._fatal)
         self._ending.set()
-
-    def _stop_broker(self) -> None:
-        if self._broker is not None:
-            from edge_runtime.mqtt.embedded import EmbeddedBroker
-
-            assert isinstance(self._broker, EmbeddedBroker)
-            self._broker.stop(1.0)
-            self._broker = None
 
 
 def _no_model(errors: list[EdgeError]) -> BundleError:

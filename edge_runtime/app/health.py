@@ -9,10 +9,10 @@
 No input is not a stall: what is not there cannot be overdue. There is no memory in the judgement, so what has recovered
 is ok at the next look; the hysteresis is the watchdog's own time, within which nothing is killed.
 
-Time is the kernel's CLOCK_MONOTONIC, which stands still while the machine is suspended, as systemd's watchdog does. Where
-it goes on while this process does not (SIGSTOP, a debugger, a frozen cgroup or virtual machine), every loop is silent for
-the same time; the supervisor sees that gap in its own looks and takes it off every age. If the gap is longer than
-WatchdogSec, systemd kills the process all the same.
+Time is the kernel's CLOCK_MONOTONIC, which stands still while the machine is suspended, as systemd's watchdog does.
+Where it goes on while this process does not (SIGSTOP, a debugger, a frozen cgroup or virtual machine), every loop is
+silent for the same time; the supervisor sees that gap in its own looks and takes it off every age. If the gap is longer
+than WatchdogSec, systemd kills the process all the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HealthState = Literal["ok", "degraded", "wedged"]
 STALL_LIMIT_S = 15.0
 """A frame without a result fails after `timeout_s` (10 s) already: only what the sweep cannot help gets this old."""
 
-LOOK_PERIOD_S = 0.25
+LOOK_PERIOD_S = 0.5
 PAUSE_S = 2.0
 """A supervisor that was away for longer than this was not running, and neither was anybody else."""
 UNSEEN_S = 5.0
@@ -189,8 +189,10 @@ class Watchdog:
             return False
         if self._interval_s is None or (self._fed_ns is not None and now_ns - self._fed_ns < self._interval_s * 1e9):
             return False
-        self._fed_ns = now_ns
-        return self._notifier.watchdog()
+        fed = self._notifier.watchdog()
+        if fed:  # else again at the next look: half of systemd's time is left
+            self._fed_ns = now_ns
+        return fed
 
     def _tell(self, health: Health, last: Health) -> None:
         if health.wedged:
@@ -201,7 +203,7 @@ class Watchdog:
 
 
 class Supervisor:
-    """Looks, judges and feeds: call `tick` every LOOK_PERIOD_S on one thread, `health` from any.
+    """Looks, judges and feeds: call `tick` at once and then every LOOK_PERIOD_S on one thread, `health` from any.
 
     `look` may wait for locks: if one is never free again, nobody feeds the watchdog, which is right.
     """

@@ -10,6 +10,7 @@ import sys
 from types import FrameType
 
 from edge_runtime.app.daemon import Daemon
+from edge_runtime.app.sd_notify import Notifier
 from edge_runtime.app.store import StoreLock
 from edge_runtime.config import Config
 
@@ -19,8 +20,9 @@ log = logging.getLogger(__name__)
 def run_daemon(config: Config) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. Raises EdgeError where it cannot start."""
     faulthandler.enable()
+    notifier = Notifier.from_environment()
     with StoreLock(config.device.store):
-        daemon = Daemon(config)
+        daemon = Daemon(config, notifier=notifier)
         stop_on_signals(daemon)
         code = daemon.run()
     end_process(code)

@@ -66,7 +66,7 @@ class Notifier:
         return self._send("WATCHDOG=1")
 
     def extend_timeout(self, usec: int) -> bool:
-        """The start (or the stop) under way needs up to `usec` from now; again before that is over, or it has failed."""
+        """The start (or stop) under way needs up to `usec` from now. Say it again before that is over, or it failed."""
         return self._send(f"EXTEND_TIMEOUT_USEC={usec}")
 
     def _send(self, *lines: str) -> bool:

@@ -145,7 +145,7 @@ def _once(cameras: int, fps: float, lanes: int, seconds: float) -> tuple[float, 
         energy=lambda _, __: Unavailable("not measured here"),
         thermal=lambda: Unavailable("not measured here"),
         clock_synced=lambda: True,
-        fps_wanted={},
+        fps_wanted=dict,
     )
     windows = WindowLoop(WindowBuilder(make_identity("bench"), sources, SystemClock()), consume, WINDOW_S)
     ending = threading.Event()

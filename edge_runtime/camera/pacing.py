@@ -81,6 +81,10 @@ class Pacer:
         self._anchor_ns: int | None = None
         self.reanchored = 0
 
+    def restart(self) -> None:
+        """The next picture is due at once, and the schedule goes on from there."""
+        self._anchor_ns = None
+
     def due_ns(self, media_ns: int, now_ns: int) -> int:
         """Monotonic time at which the picture at `media_ns` is due; the first one is due now."""
         if self._anchor_ns is None:

@@ -9,7 +9,7 @@ from edge_runtime.records.frames import Frame
 
 
 class Camera(Protocol):
-    """One source of frames. Owned and read by one thread; `stop`, `status` and `source` from any thread.
+    """One source of frames. Owned and read by one thread; everything but `read` and `close` from any thread.
 
     A camera keeps itself alive: it opens, paces, skips what is not wanted, reconnects with back-off and
     tells its state. An operational fault is a state with a reason, never an exception out of `read`.
@@ -28,6 +28,18 @@ class Camera(Protocol):
 
     def close(self) -> None:
         """Release everything; called by the reading thread after the last `read`."""
+        ...
+
+    def pause(self) -> None:
+        """Bring no frames until `resume`: `read` waits, a live source is let go of. Idempotent."""
+        ...
+
+    def resume(self) -> None:
+        """Go on. Idempotent."""
+        ...
+
+    def set_cap(self, fps: float | None) -> None:
+        """At most `fps` frames per second, below what is configured; None lifts it."""
         ...
 
     def status(self) -> CameraStatus: ...

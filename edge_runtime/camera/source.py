@@ -134,11 +134,14 @@ class SourceCamera:
         self._end_reason = end_reason
         self._clock = clock or SystemClock()
         self._backoff = backoff or Backoff(clock=self._clock)
-        self._cap = RateCap(None if not live and pace == "max" else fps)
+        self._fps = None if not live and pace == "max" else fps
+        self._cap = RateCap(self._fps)
         self._timeline = Timeline()
         self._pacer = Pacer()
         self._ledger = Ledger(self._clock)
         self._stop = threading.Event()
+        self._paused = False
+        self._changed = threading.Event()
         self._session: Session | None = None
         self._pictures: Iterator[Picture] = iter(())
         self._pass_delivered = False
@@ -161,6 +164,9 @@ class SourceCamera:
         Raises nothing: a fault is a state with a reason.
         """
         while not self._stop.is_set() and not self._ended:
+            if self._paused:
+                self._rest()
+                continue
             try:
                 picture = self._next_picture()
             except CameraError as error:
@@ -178,6 +184,18 @@ class SourceCamera:
     def stop(self) -> None:
         """Make `read` return None: at once where it waits, after its read time-out where it reads."""
         self._stop.set()
+        self._changed.set()
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._changed.set()
+
+    def set_cap(self, fps: float | None) -> None:
+        wanted = [rate for rate in (self._fps, fps) if rate is not None]
+        self._cap = RateCap(min(wanted) if wanted else None)
 
     def close(self) -> None:
         """Release the source; called by the reading thread after the last `read`. Idempotent."""
@@ -191,6 +209,19 @@ class SourceCamera:
 
     def source(self) -> SourceCounters:
         return self._ledger.counters()
+
+    def _rest(self) -> None:
+        """Paused: wait for `resume` or `stop`. A file stays open where it is; a live source would only go stale."""
+        if self._live:
+            self._close_session()
+        if self._ledger.enter("paused", "paused by a command"):
+            log.info("camera %s: paused", self._name)
+        while self._paused and not self._stop.is_set():
+            self._changed.clear()
+            if self._paused and not self._stop.is_set():
+                self._changed.wait()
+        self._pacer.restart()
+        self._ledger.enter("starting", "resumed")
 
     def _next_picture(self) -> Picture | None:
         """The next picture; None where a pass or the source has ended. Raises CameraError."""

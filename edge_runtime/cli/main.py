@@ -44,6 +44,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_logging(demo)
     demo.set_defaults(handler=_demo)
 
+    status = commands.add_parser("status", help="what the running daemon does")
+    from edge_runtime.cli import status as status_command
+
+    status_command.add_arguments(status)
+    status.set_defaults(handler=status_command.run)
+
     check = commands.add_parser("check-config", help="say whether a configuration is valid, and if not, why and where")
     check.add_argument("config", type=Path, metavar="CONFIG", nargs="?")
     check.add_argument("--print-default", action="store_true", help="print the default configuration, to start from")

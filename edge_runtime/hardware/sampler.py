@@ -46,6 +46,7 @@ class Sampler:
         self._power_error: str | None = None
         self._thermal_error: str | None = None
         self._stop = threading.Event()
+        self.tick_ns = time.monotonic_ns()
         self._threads = ThreadGroup()
 
     def start(self) -> None:
@@ -81,6 +82,18 @@ class Sampler:
             if self._thermal_error is not None:
                 log.info("temperature: readings are back")
             self._thermal_error = None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a sensor, and so a thread."""
+        return bool(self._threads.alive())
+
+    def watts(self) -> float | None:
+        """The newest power reading, W; None where there is none or it is stale."""
+        newest = self._last_power
+        if newest is None or (time.monotonic_ns() - newest.t_ns) / 1e9 > STALE_PERIODS * self._period_s:
+            return None
+        return newest.watts
 
     def temperature(self) -> ThermalReading | Unavailable:
         """The newest temperatures, unless they are stale."""
@@ -123,6 +136,7 @@ class Sampler:
     def _loop(self) -> None:
         due = time.monotonic() + self._period_s
         while not self._stop.wait(max(0.0, due - time.monotonic())):
+            self.tick_ns = time.monotonic_ns()
             self.sample()
             # a slow sensor makes a hole; it does not make a burst of readings afterwards
             due = max(due + self._period_s, time.monotonic())

@@ -61,6 +61,7 @@ class Desk:
         self._credits = lanes + 1
         self._running = 0
         self._stopping = False
+        self._t_moved_ns = 0  # when something was claimed last, or frames began to wait
         if slot.current is not None:
             ledger.set_engine(model, slot.current.info.digest)
 
@@ -107,6 +108,8 @@ class Desk:
             mailbox.t_put_ns = now_ns
             mailbox.entries.append(entry)
             if len(mailbox.entries) == 1 and mailbox not in self._ready:
+                if not self._ready:
+                    self._t_moved_ns = now_ns
                 self._ready.append(mailbox)
             self._wake()
         return True
@@ -261,6 +264,13 @@ class Desk:
         with self._monitor:
             return self._slot.current
 
+    def unclaimed_ns(self) -> int:
+        """For how long frames have been waiting without any being claimed; 0 when none waits."""
+        with self._monitor:
+            if not self._ready or self._slot.current is None or self._stopping:
+                return 0
+            return max(0, self._clock_ns() - self._t_moved_ns)
+
     def audit(self) -> tuple[int, int]:
         """(free credits, batches opened and not done): their sum is always lanes + 1."""
         with self._monitor:
@@ -331,6 +341,7 @@ class Desk:
                 batch.deadline_ns = entry.frame.t_capture_ns + self._timeout_ns
             else:
                 batch.deadline_ns = min(batch.deadline_ns, entry.frame.t_capture_ns + self._timeout_ns)
+            self._t_moved_ns = now_ns
             place = Place(batch, len(batch.places), entry, now_ns)
             batch.places.append(place)
             batch.writers += 1

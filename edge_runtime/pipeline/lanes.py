@@ -26,6 +26,7 @@ class BusyClock:
         # each lane writes only its own slots: no lock
         self._total_ns = [0] * lanes
         self._started_ns = [0] * lanes
+        self._since_ns = [0] * lanes
 
     def start(self, lane: int, now_ns: int) -> None:
         self._started_ns[lane] = now_ns
@@ -40,9 +41,13 @@ class BusyClock:
             total += self._total_ns[index] + (max(0, now_ns - started_ns) if started_ns else 0)
         return total
 
-    def longest_run_ns(self, now_ns: int) -> int:
-        """For how long the longest run under way has been running; 0 when none is."""
-        return max((now_ns - started_ns for started_ns in self._started_ns if started_ns), default=0)
+    def occupied(self, lane: int, since_ns: int) -> None:
+        """A lane has had something in hand since then (a picture, a run, a result); 0: it has nothing."""
+        self._since_ns[lane] = since_ns
+
+    def longest_ns(self, now_ns: int) -> int:
+        """For how long the lane that is longest at one thing has been at it; 0 when none has anything in hand."""
+        return max((now_ns - since_ns for since_ns in self._since_ns if since_ns), default=0)
 
 
 class LaneLoop:
@@ -59,14 +64,20 @@ class LaneLoop:
         desk = self._desk
         batch: Batch | None = None
         while (work := desk.next_work(finished=batch)) is not None:
-            batch = write_place(desk, work, take=True) if isinstance(work, Place) else work
+            if isinstance(work, Place):
+                self._busy.occupied(self._index, work.t_claim_ns)
+                batch = write_place(desk, work, take=True)
+            else:
+                batch = work
             if batch is not None:
+                self._busy.occupied(self._index, time.monotonic_ns())
                 lane = batch.resident.lanes[self._index]
                 try:
                     run_batch(batch, lane, self._index, desk.model, self._ledger, self._busy)
                 except BaseException:  # this thread ends, but credit and lease go back
                     desk.done(batch)
                     raise
+            self._busy.occupied(self._index, 0)
 
 
 def write_place(desk: Desk, place: Place, *, take: bool = False) -> Batch | None:

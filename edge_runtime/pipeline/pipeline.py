@@ -147,6 +147,12 @@ class Pipeline:
             for model in self._models.values():
                 model.desk.exchange(None, "stopped")
 
+    def camera(self, name: str) -> Camera | None:
+        """The camera of that name, to pause, resume or cap; None where there is none."""
+        with self._lock:
+            feed = self._feeds.get(name)
+        return None if feed is None else feed.camera
+
     # --- looking
 
     @property

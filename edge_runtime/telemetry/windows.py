@@ -59,7 +59,7 @@ class WindowSources:
     energy: Callable[[int, int], Energy | Unavailable]
     thermal: Callable[[], ThermalReading | Unavailable]
     clock_synced: Callable[[], bool]
-    fps_wanted: Mapping[str, float | None]
+    fps_wanted: Callable[[], Mapping[str, float | None]]
 
 
 class WindowBuilder:
@@ -119,7 +119,7 @@ class WindowBuilder:
             thermal=_thermal(thermal),
             operating_point=OperatingPointWindow(
                 variants={model.name: model.variant for model in models if model.engine},
-                fps=dict(self._sources.fps_wanted),
+                fps=dict(self._sources.fps_wanted()),
                 batch={model.name: model.max_batch for model in models if model.engine},
             ),
             governor=GovernorWindow(state="off", because="this version has no governor"),
@@ -276,6 +276,7 @@ class WindowLoop:
         self._window_s = window_s
         self._stop = threading.Event()
         self._threads = ThreadGroup()
+        self.tick_ns = time.monotonic_ns()
 
     def start(self) -> None:
         self._threads.spawn("windows", self._loop)
@@ -294,6 +295,7 @@ class WindowLoop:
         self._report()
 
     def _report(self) -> None:
+        self.tick_ns = time.monotonic_ns()
         try:
             self._consume(self._builder.build())
         except Exception:

@@ -526,5 +526,5 @@ class DeskMachineFull(DeskMachine):
     """The same, many times over."""
 
 
-DeskMachineFull.TestCase.settings = settings(max_examples=5000, stateful_step_count=80, deadline=None)
-TestDeskFull = pytest.mark.full(DeskMachineFull.TestCase)
+DeskMachineFull.TestCase.settings = settings(max_examples=2000, stateful_step_count=80, deadline=None)
+TestDeskFull = pytest.mark.full(pytest.mark.timeout(1800)(DeskMachineFull.TestCase))

@@ -55,7 +55,7 @@ class Device:
                 energy=self._energy,
                 thermal=lambda: self.heat,
                 clock_synced=lambda: True,
-                fps_wanted={"gate": 15.0},
+                fps_wanted=lambda: {"gate": 15.0},
             ),
             self.clock,
         )

@@ -1,0 +1,192 @@
+"""The daemon as the web room sees it: what it does now, its windows, and commands."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_runtime.app.health import Health as Judgement
+from edge_runtime.app.identity import clock_synced
+from edge_runtime.app.messaging import Messaging
+from edge_runtime.clock import Clock, utc_text
+from edge_runtime.control.dispatcher import Dispatcher
+from edge_runtime.hardware.sampler import Sampler
+from edge_runtime.pipeline.pipeline import Pipeline
+from edge_runtime.records.identity import Identity
+from edge_runtime.records.status import (
+    CameraNow,
+    FrameTotals,
+    Health,
+    LatencyTotals,
+    ModelNow,
+    PowerNow,
+    StatusReport,
+)
+from edge_runtime.records.window import CameraWindow, WindowReport
+from edge_runtime.telemetry.windows import ModelView
+from edge_runtime.web.door import Entry
+
+KEPT_WINDOWS = 360
+STATUS_OF = {"unknown_command": 404, "busy": 503, "clock_unsynced": 503, "in_progress": 409, "internal": 500}
+"""HTTP status by error code of a command; 400 for all others."""
+
+
+@dataclass(slots=True)
+class _Total:
+    """One camera on one model, since the start."""
+
+    frames: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    in_flight: int = 0
+    buckets: list[tuple[float | None, int]] = field(default_factory=list)
+    fps: float | None = None
+
+
+class History:
+    """The last windows, and totals over all of them. Written by the windows' thread, read by any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._windows: deque[WindowReport] = deque(maxlen=KEPT_WINDOWS)
+        self._totals: dict[tuple[str, str], _Total] = {}
+        self._joules = 0.0
+
+    def add(self, report: WindowReport) -> None:
+        with self._lock:
+            self._windows.append(report)
+            if report.energy is not None:
+                self._joules += report.energy.joules
+            for camera in report.cameras:
+                self._count(camera)
+
+    def _count(self, camera: CameraWindow) -> None:
+        total = self._totals.setdefault((camera.name, camera.model), _Total())
+        for key in ("captured", "completed", "cached", "stale", "failed"):
+            total.frames[key] = total.frames.get(key, 0) + getattr(camera.frames, key)
+        for reason, count in camera.frames.dropped.items():
+            total.dropped[reason] = total.dropped.get(reason, 0) + count
+        total.in_flight = camera.frames.in_flight
+        total.fps = camera.fps
+        old = dict(total.buckets)
+        total.buckets = [(bound, old.get(bound, 0) + count) for bound, count in camera.latency_ms.buckets]
+
+    def windows(self, last: int) -> list[WindowReport]:
+        with self._lock:
+            return list(self._windows)[-last:]
+
+    def joules(self) -> float:
+        with self._lock:
+            return self._joules
+
+    def camera(self, name: str, model: str) -> tuple[FrameTotals, LatencyTotals, float | None]:
+        """Frames, latencies and the newest rate of a camera on a model."""
+        with self._lock:
+            total = self._totals.get((name, model), _Total())
+            frames = FrameTotals(**total.frames, dropped=dict(total.dropped), in_flight=total.in_flight)
+            return frames, LatencyTotals(buckets=list(total.buckets)), total.fps
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonDoor:
+    """Implements the web room's Door over the parts of a daemon."""
+
+    identity: Identity
+    clock: Clock
+    store: Path
+    pipeline: Pipeline
+    messaging: Messaging
+    sampler: Sampler
+    dispatcher: Dispatcher
+    history: History
+    judgement: Callable[[], Judgement]
+    models: Callable[[], Sequence[ModelView]]
+    fps_wanted: Callable[[], dict[str, float | None]]
+
+    def health(self) -> Health:
+        judged = self.judgement()
+        return Health(state=judged.state, reasons=list(judged.reasons))
+
+    def windows(self, last: int) -> Sequence[WindowReport]:
+        return self.history.windows(last)
+
+    def execute(self, name: str, body: bytes, door: Entry) -> tuple[int, bytes]:
+        reply = self.dispatcher.handle(name, body or b"{}", door=door)
+        assert reply is not None  # only over MQTT there is nobody to answer
+        status = 200 if reply.error is None else STATUS_OF.get(reply.error.code, 400)
+        return status, reply.to_json()
+
+    def snapshot(self) -> StatusReport:
+        now_ns = time.monotonic_ns()
+        newest = self.history.windows(1)
+        window = newest[0] if newest else None
+        models = list(self.models())
+        down = {model.name: model.down_reason for model in models if model.down_reason is not None}
+        return StatusReport(
+            device=self.identity.device,
+            boot=self.identity.boot,
+            session=self.identity.session,
+            version=self.identity.version,
+            pid=os.getpid(),
+            store=str(self.store),
+            t_utc=utc_text(self.clock.utc()),
+            clock_synced=clock_synced(),
+            uptime_s=round((now_ns - self.identity.t_start_ns) / 1e9, 3),
+            health=self.health(),
+            cameras=self._cameras(now_ns, down),
+            models=[self._model(model) for model in models],
+            power=self._power(window),
+            power_reason=None if window is None or window.energy is not None else window.fps_per_watt_reason,
+            thermal=None if window is None else window.thermal,
+            mqtt=self.messaging.mqtt_now(),
+            spool=self.messaging.spool_now(),
+            window=window,
+        )
+
+    def _cameras(self, now_ns: int, down: dict[str, str]) -> list[CameraNow]:
+        wanted = self.fps_wanted()
+        cameras = []
+        for view in self.pipeline.cameras():
+            for model in view.models:
+                frames, latency, fps = self.history.camera(view.name, model)
+                state, reason = view.status.state, view.status.reason
+                if model in down:
+                    state, reason = "down", f"model {model}: {down[model]}"
+                cameras.append(
+                    CameraNow(
+                        name=view.name,
+                        model=model,
+                        state=state,
+                        reason=reason,
+                        since_s=round(max(0, now_ns - view.status.since_ns) / 1e9, 3),
+                        fps=fps,
+                        fps_wanted=wanted.get(view.name),
+                        frames=frames,
+                        latency=latency if latency.buckets else None,
+                    )
+                )
+        return cameras
+
+    def _model(self, model: ModelView) -> ModelNow:
+        up = model.engine is not None
+        return ModelNow(
+            name=model.name,
+            engine=model.engine,
+            variant=model.variant if up else None,
+            backend=model.backend if up else None,
+            max_batch=model.max_batch if up else None,
+            lanes=self.pipeline.models[model.name].desk.lanes,
+            reason=model.down_reason,
+        )
+
+    def _power(self, window: WindowReport | None) -> PowerNow | None:
+        energy = None if window is None else window.energy
+        if energy is None:
+            return None
+        return PowerNow(
+            source=energy.source, rails=energy.rails, watts=self.sampler.watts(), joules_total=self.history.joules()
+        )

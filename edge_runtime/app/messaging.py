@@ -1,0 +1,260 @@
+"""Everything that goes to the broker and comes from it: spool, events, presence, reported, results, commands."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edge_runtime.app.health import BrokerView, LoopView
+from edge_runtime.app.identity import clock_synced
+from edge_runtime.app.results import ResultPublisher
+from edge_runtime.clock import Clock, utc_text
+from edge_runtime.config import Config, MqttConfig
+from edge_runtime.control.dispatcher import Dispatcher
+from edge_runtime.errors import MqttError, UsageError
+from edge_runtime.mqtt.link import MqttLink
+from edge_runtime.mqtt.session import Incoming
+from edge_runtime.mqtt.settings import BrokerSettings, Presence
+from edge_runtime.records import messages
+from edge_runtime.records.events import Reported, ReportedModel, Severity
+from edge_runtime.records.frames import FrameResult
+from edge_runtime.records.identity import Identity
+from edge_runtime.records.status import MqttNow, SpoolLane, SpoolNow
+from edge_runtime.records.window import WindowReport
+from edge_runtime.telemetry.events import EventWriter
+from edge_runtime.telemetry.spool import EVENT, TELEMETRY, Spool
+from edge_runtime.telemetry.topics import Topics
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 0.5
+CLOSE_S = 1.0
+SPOOL_CLOSE_S = 0.5
+LOOP_SILENCE_S = {"mqtt-net": 30.0, "mqtt-pump": 15.0}
+"""How long a loop may be silent. The handlers' thread runs for as long as a command does, the spool's for as long as
+the disk takes: neither says anything about frames, and both have their own alarms."""
+
+
+class Messaging:
+    """The daemon's side of the broker. Without `[mqtt]` windows and events end here, and nothing is spooled."""
+
+    def __init__(self, config: Config, identity: Identity, clock: Clock) -> None:
+        self._config = config
+        self._identity = identity
+        self._clock = clock
+        self._topics = Topics(identity.device)
+        self._broker: _Embedded | None = None
+        self._spool: Spool | None = None
+        self._events: EventWriter | None = None
+        self._publish_result: ResultPublisher | None = None
+        self._losses: dict[str, int] = {}
+        self._alarm: str | None = None
+        self.link: MqttLink | None = None
+
+    # --- life
+
+    def start(self, store: Path) -> None:
+        """Open the spool and begin to connect. Raises UsageError where `[mqtt]` cannot be used as it is."""
+        mqtt = self._config.mqtt
+        if mqtt is None:
+            return
+        settings = self._settings(mqtt)
+        spool = self._spool = Spool(store, self._identity, self._clock, alarm=self._spool_alarm)
+        spool.start()
+        self._events = EventWriter(self._identity, self._clock, clock_synced, spool)
+        if self._events.emit_start(spool.previous):
+            log.warning("the session before this one did not end cleanly")
+        presence = Presence(
+            self._topics.presence,
+            online=self._presence(online=True),
+            offline=self._presence(online=False, will=True),
+            goodbye=lambda: self._presence(online=False),
+        )
+        self.link = MqttLink(settings, presence=presence, lanes=spool.lanes, capacity=mqtt.queue)
+        if mqtt.results:
+            self._publish_result = ResultPublisher(self._identity, self._clock, clock_synced, self.link.publish_now)
+        self.link.start()
+
+    def obey(self, dispatcher: Dispatcher) -> None:
+        """Take commands from the broker, and answer them."""
+        link = self.link
+        if link is None:
+            return
+
+        def handle(incoming: Incoming) -> None:
+            name = incoming.topic.rpartition("/")[2]
+            reply = dispatcher.handle(name, incoming.payload, retained=incoming.retained, door="mqtt")
+            if reply is not None:
+                link.publish(f"{self._topics.root}/reply/{reply.id}", reply.to_json())
+
+        link.subscribe(f"{self._topics.root}/cmd/+", handle)
+
+    def stop(self, left_s: Callable[[float], float]) -> bool:
+        """Send what can be sent and say goodbye; true when all went out. `left_s(most)`: how long a step may take."""
+        clean = True
+        if self._spool is not None:
+            self._spool.flush(left_s(FLUSH_S))
+        if self.link is not None:
+            clean = self.link.close(left_s(CLOSE_S))
+        if self._spool is not None:
+            clean = self._spool.close(left_s(SPOOL_CLOSE_S)) and clean
+        if self._broker is not None:
+            self._broker.stop(left_s(CLOSE_S))
+        return clean
+
+    # --- out
+
+    def window(self, report: WindowReport) -> None:
+        if self._spool is not None:
+            self._spool.append(
+                TELEMETRY, self._topics.window, lambda seq: report.model_copy(update={"seq": seq}).to_json()
+            )
+        self._tell_losses()
+
+    def result(self, result: FrameResult) -> None:
+        if self._publish_result is not None:
+            self._publish_result(result)
+
+    def reported(self, models: Sequence[ReportedModel]) -> None:
+        """What runs, retained."""
+        if self.link is not None:
+            report = Reported(
+                device=self._identity.device,
+                boot=self._identity.boot,
+                session=self._identity.session,
+                version=self._identity.version,
+                t_utc=utc_text(self._clock.utc()),
+                clock_synced=clock_synced(),
+                models=list(models),
+                config_digest=self._config.digest,
+            )
+            self.link.set_retained(f"{self._topics.root}/reported", report.to_json())
+
+    @property
+    def events(self) -> EventWriter | None:
+        """Where events go; None without a broker."""
+        return self._events
+
+    # --- looking
+
+    def loops(self) -> dict[str, LoopView]:
+        """The loops to supervise."""
+        ticks = {} if self.link is None else self.link.ticks()
+        return {name: LoopView(ticks[name][1], limit_s) for name, limit_s in LOOP_SILENCE_S.items() if name in ticks}
+
+    def dead(self) -> list[str]:
+        """Threads that ended by themselves."""
+        ticks = {} if self.link is None else self.link.ticks()
+        if self._spool is not None:
+            ticks |= self._spool.ticks()
+        return [name for name, (thread, _) in ticks.items() if not thread.is_alive()]
+
+    def broker_view(self) -> BrokerView | None:
+        if self.link is None:
+            return None
+        status = self.link.status()
+        return BrokerView(status.connected, status.reason)
+
+    def alarms(self) -> list[str]:
+        return [] if self._alarm is None else [self._alarm]
+
+    def mqtt_now(self) -> MqttNow | None:
+        """The connection, for the status report."""
+        if self.link is None:
+            return None
+        status = self.link.status()
+        return MqttNow(
+            connected=status.connected,
+            reason=None if status.connected else status.reason,
+            since_s=round((time.monotonic_ns() - status.since_ns) / 1e9, 3),
+            protocol=status.protocol,
+            queued=status.queued,
+            dropped=status.dropped,
+            results_dropped=status.results_dropped,
+            refused=status.refused,
+            published=status.published,
+            reconnects=status.reconnects,
+        )
+
+    def spool_now(self) -> SpoolNow | None:
+        if self._spool is None:
+            return None
+        status = self._spool.status()
+        lanes = [
+            SpoolLane(name=name, queued=status.waiting[name], dropped=status.dropped[name])
+            for name in (EVENT, TELEMETRY)
+        ]
+        return SpoolNow(where="disk" if status.on_disk else "memory", reason=status.reason, lanes=lanes)
+
+    # --- parts
+
+    def _settings(self, mqtt: MqttConfig) -> BrokerSettings:
+        host, port, protocol = mqtt.host, mqtt.port, mqtt.protocol
+        if mqtt.broker == "embedded":
+            self._broker = _Embedded(port)
+            host, port, protocol = self._broker.host, self._broker.port, self._broker.protocol
+            log.info("embedded broker on %s:%d", host, port)
+        return BrokerSettings(
+            host=host,
+            port=port,
+            client_id=f"edge-runtime-{self._identity.device}",
+            protocol=protocol,
+            username=mqtt.username,
+            password_file=mqtt.password_file,
+            ca_file=mqtt.ca_file,
+            cert_file=mqtt.cert_file,
+            key_file=mqtt.key_file,
+            keepalive_s=mqtt.keepalive_s,
+        )
+
+    def _presence(self, *, online: bool, will: bool = False) -> bytes:
+        return messages.Presence(
+            online=online,
+            device=self._identity.device,
+            boot=self._identity.boot,
+            session=self._identity.session,
+            version=self._identity.version,
+            t_utc=None if will else utc_text(self._clock.utc()),
+        ).to_json()
+
+    def _spool_alarm(self, code: str, message: str) -> None:
+        """On the thread "spool": the disk changed its mind."""
+        self._alarm = None if code == "spool_restored" else message if code == "spool_memory" else self._alarm
+        if self._events is not None:
+            severity: Severity = "info" if code == "spool_restored" else "error"
+            self._events.emit("spool", message, severity=severity, code=code)
+
+    def _tell_losses(self) -> None:
+        """What did not reach the broker since the window before, and why."""
+        if self.link is None:
+            return
+        status = self.link.status()
+        losses = {
+            "messages dropped from a full queue": status.dropped,
+            "messages refused by the broker": status.refused,
+            "results not sent": status.results_dropped,
+        }
+        new = {what: count - self._losses.get(what, 0) for what, count in losses.items()}
+        if any(new.values()):
+            word = "connected" if status.connected else status.reason
+            log.warning("mqtt (%s): %s", word, ", ".join(f"{count} {what}" for what, count in new.items() if count))
+        self._losses = losses
+
+
+class _Embedded:
+    """The broker of `broker = "embedded"`. Raises UsageError where it cannot be: what must change is the file."""
+
+    def __init__(self, port: int) -> None:
+        from edge_runtime.mqtt.embedded import EmbeddedBroker
+
+        self._broker = EmbeddedBroker(port=port)
+        try:
+            self._broker.start()
+        except MqttError as error:
+            raise UsageError(error.message, code=error.code, where=error.where, remedy=error.remedy) from error
+        self.host, self.port, self.protocol = self._broker.host, self._broker.port, self._broker.protocol
+
+    def stop(self, deadline_s: float) -> None:
+        self._broker.stop(deadline_s)

@@ -1,0 +1,183 @@
+"""The status report as Prometheus text. Base units: seconds, joules, watts. What is not known has no sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from edge_runtime.records.cameras import CameraState
+from edge_runtime.records.status import CameraNow, HealthState, LatencyTotals, ModelNow, StatusReport
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_STREAM = ("camera", "model")
+
+
+class StatusCollector(Collector):
+    """The metric families of one status report."""
+
+    def __init__(self, report: StatusReport) -> None:
+        self._report = report
+
+    def collect(self) -> Iterator[Metric]:
+        report = self._report
+        yield from _daemon(report)
+        yield from _frames(report.cameras)
+        yield from _cameras(report.cameras)
+        yield from _models(report.models)
+        yield from _energy(report)
+        yield from _mqtt(report)
+        yield from _spool(report)
+
+
+def render_metrics(report: StatusReport) -> bytes:
+    """`report` in the text format 0.0.4, UTF-8."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(report))
+    return generate_latest(registry)
+
+
+def _gauge(name: str, meaning: str, value: float | None) -> Iterator[Metric]:
+    if value is not None:
+        yield GaugeMetricFamily(name, meaning, value=value)
+
+
+def _state(
+    name: str, meaning: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], str]], of: object
+) -> Metric:
+    family = GaugeMetricFamily(name, meaning, labels=[*labels, "state"])
+    for values, current in rows:
+        for state in get_args(of):
+            family.add_metric([*values, state], float(state == current))
+    return family
+
+
+def _daemon(report: StatusReport) -> Iterator[Metric]:
+    build = {"version": report.version, "device": report.device, "session": report.session}
+    yield InfoMetricFamily("edge_build", "Who is speaking.", value=build)
+    yield GaugeMetricFamily("edge_uptime_seconds", "Seconds since the daemon started.", value=report.uptime_s)
+    yield GaugeMetricFamily("edge_clock_synced", "Whether wall time can be trusted.", value=float(report.clock_synced))
+    meaning = "1 for the state that the daemon is in."
+    yield _state("edge_health_state", meaning, (), [((), report.health.state)], HealthState)
+
+
+def _frames(cameras: Iterable[CameraNow]) -> Iterator[Metric]:
+    captured = CounterMetricFamily("edge_frames_captured", "Frames taken in.", labels=_STREAM)
+    frames = CounterMetricFamily("edge_frames", "Frames by what became of them.", labels=(*_STREAM, "outcome"))
+    dropped = CounterMetricFamily("edge_frames_dropped", "Dropped frames by reason.", labels=(*_STREAM, "reason"))
+    in_flight = GaugeMetricFamily("edge_frames_in_flight", "Frames neither done nor given up.", labels=_STREAM)
+    latency = HistogramMetricFamily("edge_latency_seconds", "From capture to result.", labels=_STREAM)
+    for camera in cameras:
+        stream, counts = (camera.name, camera.model), camera.frames
+        captured.add_metric(stream, counts.captured)
+        outcomes = {
+            "completed": counts.completed,
+            "cached": counts.cached,
+            "stale": counts.stale,
+            "dropped": sum(counts.dropped.values()),
+            "failed": counts.failed,
+        }
+        for outcome, count in outcomes.items():
+            frames.add_metric((*stream, outcome), count)
+        for reason, count in sorted(counts.dropped.items()):
+            dropped.add_metric((*stream, reason), count)
+        in_flight.add_metric(stream, counts.in_flight)
+        if camera.latency is not None:
+            _add_latency(latency, stream, camera.latency)
+    yield from (captured, frames, dropped, in_flight, latency)
+
+
+def _add_latency(family: HistogramMetricFamily, stream: tuple[str, str], latency: LatencyTotals) -> None:
+    buckets, total = [], 0
+    for bound_ms, count in latency.buckets:
+        total += count
+        if bound_ms is not None:
+            buckets.append((repr(bound_ms / 1e3), float(total)))
+    # +Inf, which the text format wants, is everything
+    family.add_metric(stream, [*buckets, ("+Inf", float(total))], None)
+    labels = dict(zip(_STREAM, stream, strict=True))
+    family.add_sample(f"{family.name}_count", labels, total)
+    if latency.sum_ms is not None:
+        family.add_sample(f"{family.name}_sum", labels, latency.sum_ms / 1e3)
+
+
+def _cameras(cameras: list[CameraNow]) -> Iterator[Metric]:
+    rows = [((camera.name, camera.model), str(camera.state)) for camera in cameras]
+    yield _state("edge_camera_state", "1 for the state that the camera is in.", _STREAM, rows, CameraState)
+    fps = GaugeMetricFamily("edge_fps", "Completed frames per second in the last window.", labels=_STREAM)
+    for camera in cameras:
+        if camera.fps is not None:
+            fps.add_metric((camera.name, camera.model), camera.fps)
+    yield fps
+
+
+def _models(models: list[ModelNow]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("edge_model_up", "Whether the model is loaded.", labels=("model",))
+    info = InfoMetricFamily("edge_model", "What runs.", labels=("model",))
+    for model in models:
+        up.add_metric((model.name,), float(model.engine is not None))
+        if model.engine is not None:
+            what = {"engine": model.engine, "variant": model.variant or "", "backend": model.backend or ""}
+            info.add_metric((model.name,), what)
+    yield from (up, info)
+
+
+def _energy(report: StatusReport) -> Iterator[Metric]:
+    if (power := report.power) is not None:
+        watts = GaugeMetricFamily("edge_power_watts", "Power of the module.", labels=("source",))
+        if power.watts is not None:
+            watts.add_metric((power.source,), power.watts)
+        joules = CounterMetricFamily("edge_energy_joules", "Energy since the start.", labels=("source",))
+        joules.add_metric((power.source,), power.joules_total)
+        yield from (watts, joules)
+    if (thermal := report.thermal) is not None:
+        zones = GaugeMetricFamily(
+            "edge_temperature_celsius", "Temperature by zone; tj is the hottest.", labels=["zone"]
+        )
+        zones.add_metric(("tj",), thermal.tj_c)
+        for zone, value in thermal.zones.items():
+            if zone != "tj":
+                zones.add_metric((zone,), value)
+        yield zones
+        yield from _gauge("edge_throttling", "Whether the hardware slows itself down.", float(thermal.throttling))
+    if report.window is not None:
+        meaning = "Completed frames per joule in the last window."
+        yield from _gauge("edge_fps_per_watt", meaning, report.window.fps_per_watt)
+
+
+def _mqtt(report: StatusReport) -> Iterator[Metric]:
+    if (mqtt := report.mqtt) is None:
+        return
+    yield from _gauge("edge_mqtt_connected", "Whether the broker is there.", float(mqtt.connected))
+    yield from _gauge("edge_mqtt_queued", "Messages the broker has not acknowledged.", mqtt.queued)
+    for name, meaning, count in (
+        ("published", "Messages that the broker acknowledged.", mqtt.published),
+        ("dropped", "Messages that a full queue lost.", mqtt.dropped),
+        ("results_dropped", "Results that never reached the socket.", mqtt.results_dropped),
+        ("refused", "Messages that the broker will not take.", mqtt.refused),
+        ("reconnects", "Connections after the first.", mqtt.reconnects),
+    ):
+        yield CounterMetricFamily(f"edge_mqtt_{name}", meaning, value=count)
+
+
+def _spool(report: StatusReport) -> Iterator[Metric]:
+    if (spool := report.spool) is None:
+        return
+    queued = GaugeMetricFamily("edge_spool_queued", "Stored messages that wait.", labels=["lane"])
+    dropped = CounterMetricFamily("edge_spool_dropped", "Stored messages that were lost.", labels=["lane"])
+    for lane in spool.lanes:
+        queued.add_metric((lane.name,), lane.queued)
+        dropped.add_metric((lane.name,), lane.dropped)
+    yield from (queued, dropped)
+    yield from _gauge("edge_spool_on_disk", "Whether what is stored outlives the process.", spool.where == "disk")
+    yield from _gauge("edge_spool_size_bytes", "Size of what is stored.", spool.size_bytes)
