@@ -6,23 +6,33 @@ import argparse
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import shlex
 import socket
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
+from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jsonschema
 import pytest
 
+from edge_runtime import records
+from edge_runtime.app.identity import make_identity
 from edge_runtime.cli.main import build_parser
+from edge_runtime.cli.status import request
+from edge_runtime.clock import SystemClock
 from edge_runtime.config import DEFAULT_CONFIG, Config, load_config, parse_config
 from edge_runtime.config_rules import NOT_YET
+from edge_runtime.control.commands import CommandSpec, camera, ping
+from edge_runtime.control.dispatcher import Dispatcher
+from edge_runtime.records.events import EventKind
 from edge_runtime.records.messages import Presence
 from edge_runtime.records.window import FrameCounts, Payload, Stamped, WindowReport
 from tests.e2e.daemon import DaemonProcess
@@ -31,6 +41,7 @@ from tests.mosquitto import Subscriber
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
+OPERATIONS = DOCS / "operations.md"
 GENERATOR = ROOT / "scripts" / "generate-docs"
 PAGES = [README, *sorted(DOCS.glob("*.md")), *sorted((DOCS / "adr").glob("*.md")), ROOT / "CHANGELOG.md"]
 WHERE = "edge/v1/gate-07"
@@ -69,6 +80,8 @@ SHELL_LINES = [
     (str(block), line) for block in BLOCKS if block.language == "sh" for line in block.text.splitlines() if line.strip()
 ]
 OURS = re.compile(r"(?:\S*/)?(edge-runtime|scripts/[\w-]+)(?:\s|$)")
+OTHERS = ("python3", "pip", "mosquitto_sub", "mosquitto_pub", "curl", "systemctl", "systemd-sysusers",
+          "systemd-tmpfiles", "journalctl", "install")  # fmt: skip
 SPANS = [
     (page.name, " ".join(span.split()))
     for page in PAGES
@@ -116,8 +129,10 @@ def test_commands_in_prose_exist(page: str, span: str) -> None:
 @pytest.mark.parametrize(("place", "line"), SHELL_LINES)
 def test_command_lines_can_be_typed(place: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line, comments=True)
+    if words[0] == "sudo":
+        words = words[1:]
     if not OURS.match(words[0]):
-        assert words[0] in (".", "python3", "pip", "mosquitto_sub"), f"{place}: what is {words[0]}?"
+        assert Path(words[0]).name in OTHERS or words[0] == ".", f"{place}: what is {words[0]}?"
         return
     check_command(words)
     if "scripts/" not in words[0]:
@@ -128,7 +143,10 @@ def test_the_readme_shows_both_commands_and_says_what_is_missing() -> None:
     lines = {line for place, line in SHELL_LINES if place.startswith("README")}
     assert {"scripts/demo", "scripts/test"} <= lines
     missing = README.read_text(encoding="utf-8").partition("## What this version does not do")[2]
-    for word in ("TensorRT", "governor", "RTSP", "V4L2", "CSI", "[web]", "[update]", "min_fps", "Jetson", "Simulated"):
+    for word in (
+        "TensorRT", "governor", "RTSP", "V4L2", "CSI", "[update]", "min_fps", "Jetson", "Simulated", "status page",
+        "previews", "set-budget", "reload",
+    ):  # fmt: skip
         assert word in missing, f"the README does not say what holds for {word}"
 
 
@@ -181,17 +199,51 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]
     assert "port = 1883" in README_CONFIG.text
     config = folder / "config.toml"
     config.write_text(README_CONFIG.text.replace("port = 1883", f"port = {port}"), encoding="utf-8")
+    socket_path = folder / "store" / "control.sock"
     with DaemonProcess(config) as daemon:
         daemon.wait_for("is running")
         with Subscriber(("127.0.0.1", port), f"{WHERE}/#") as subscriber:
             subscriber.wait_for(lambda _: len(subscriber.payloads(f"{WHERE}/telemetry/window")) >= 1, 30)
-            found = {
-                "window": subscriber.payloads(f"{WHERE}/telemetry/window"),
-                "presence": subscriber.payloads(f"{WHERE}/presence"),
-                "result": subscriber.payloads(f"{WHERE}/results/gate"),
+            asked = {
+                "status": request(socket_path, "GET", "/api/status"),
+                "windows": request(socket_path, "GET", "/api/windows?last=1"),
+                "health": request(socket_path, "GET", "/healthz"),
+                "metrics": request(socket_path, "GET", "/metrics"),
+                "error": request(socket_path, "GET", "/api/nothing"),
+                "reply": request(socket_path, "POST", "/api/command/camera", CAP.encode()),
+                "table": told_by_status(config),
             }
+            subscriber.wait_for(lambda _: subscriber.payloads(f"{WHERE}/event/command"), 10, "the command's event")
+            seen = subscriber.seen()
         assert daemon.stop()[0] == 0, daemon.log
-    return found
+    topics = {
+        "window": "telemetry/window",
+        "presence": "presence",
+        "result": "results/gate",
+        "reported": "reported",
+        "event": "event/command",
+    }
+    found = {
+        name: [each.payload for each in seen if each.topic == f"{WHERE}/{topic}"] for name, topic in topics.items()
+    }
+    return {
+        **found,
+        **{name: [body] for name, (_, body) in asked.items()},
+        "topics": [each.topic.encode() for each in seen],
+    }
+
+
+CAP = '{"args": {"name": "gate", "action": "cap", "fps": 5}}'
+
+
+def told_by_status(config: Path) -> tuple[int, bytes]:
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_runtime", "status", "-c", str(config)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+    )
+    return done.returncode, done.stdout
 
 
 # ---- examples and schemas
@@ -219,7 +271,10 @@ def load_generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["presence", "result", "window"])
+SAID = ["error", "event", "health", "presence", "reply", "reported", "result", "status", "window", "windows"]
+
+
+@pytest.mark.parametrize("name", SAID)
 def test_what_is_really_published_fits_its_schema(published: dict[str, list[bytes]], name: str) -> None:
     validator = jsonschema.Draft202012Validator(schema(name))
     assert published[name]
@@ -241,21 +296,140 @@ def test_a_schema_refuses_what_does_not_belong(published: dict[str, list[bytes]]
 def test_schemas_are_sound_and_closed(name: str) -> None:
     document = schema(name)
     jsonschema.Draft202012Validator.check_schema(document)
-    objects = [document, *document.get("$defs", {}).values()]
-    assert objects
-    for part in objects:
+    for part in [document, *document.get("$defs", {}).values()]:
         assert part["type"] == "object"
         assert part["additionalProperties"] is False, f"{part['title']} is open"
 
 
 def test_every_message_has_a_schema() -> None:
+    for module in pkgutil.iter_modules(records.__path__, "edge_runtime.records."):
+        import_module(module.name)
+
     def all_of(base: type[Payload]) -> set[type[Payload]]:
         return {base, *(each for child in base.__subclasses__() for each in all_of(child))}
 
     payloads = {each for each in all_of(Payload) if each.__module__.startswith("edge_runtime.")} - {Payload, Stamped}
     parts = {name for each in payloads for name in each.model_json_schema().get("$defs", {})}
-    messages = {each for each in payloads if each.__name__ not in parts}
-    assert messages == set(load_generator().PAYLOADS.values())
+    # what is no part of another is a message; a part may be one too, and then says which schema or message it is
+    alone = {each for each in payloads if each.__name__ not in parts}
+    also = {each for each in payloads if "schema_" in each.model_fields or issubclass(each, Stamped)}
+    assert alone | also == set(load_generator().PAYLOADS.values())
+
+
+def test_what_we_say_has_every_field_and_what_is_said_to_us_need_not() -> None:
+    for name in SCHEMAS:
+        document = schema(name)
+        for part in [document, *document.get("$defs", {}).values()]:
+            required, there = set(part.get("required", [])), set(part.get("properties", {}))
+            assert name.startswith("command") or required == there, f"{name}: {there - required}"
+    assert "required" not in schema("command")
+
+
+# ---- commands, as the pages write them
+
+
+class Noted:
+    """Cameras that take note of what is done to them."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, str, float | None]] = []
+
+    def pause(self, name: str) -> None:
+        self.notes.append(("pause", name, None))
+
+    def resume(self, name: str) -> None:
+        self.notes.append(("resume", name, None))
+
+    def cap(self, name: str, fps: float | None) -> None:
+        self.notes.append(("cap", name, fps))
+
+
+SOON = (datetime.now(timezone.utc) + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def command_of(line: str) -> tuple[str, str, str] | None:
+    """The door, name and body of a command that a line of shell sends; None for another line."""
+    words = shlex.split(line)
+    for door, place, option in (("mqtt", "/cmd/", "-m"), ("socket", "/api/command/", "-d")):
+        name = next((word.rpartition(place)[2] for word in words if place in word), None)
+        if name is not None:
+            body = words[words.index(option) + 1]
+            return door, name, re.sub(r"\$\(date [^)]*\)", SOON, body)
+    return None
+
+
+COMMANDS = [(place, sent) for place, line in SHELL_LINES if (sent := command_of(line)) is not None]
+
+
+def obey(sent: tuple[str, str, str]) -> tuple[dict[str, Any], Noted]:
+    door, name, body = sent
+    cameras = Noted()
+    identity, clock = make_identity("gate-07"), SystemClock()
+    commands: dict[str, CommandSpec[Any]] = {"ping": ping(identity, clock), "camera": camera(cameras)}
+    dispatcher = Dispatcher(identity, clock, lambda: True, commands)
+    reply = dispatcher.handle(name, body.encode(), door="mqtt" if door == "mqtt" else "socket")
+    assert reply is not None
+    return json.loads(reply.to_json()), cameras
+
+
+@pytest.mark.parametrize(("place", "sent"), COMMANDS)
+def test_commands_of_the_pages_are_obeyed(place: str, sent: tuple[str, str, str]) -> None:
+    jsonschema.Draft202012Validator(schema("command")).validate(json.loads(sent[2]))
+    reply, _ = obey(sent)
+    jsonschema.Draft202012Validator(schema("reply")).validate(reply)
+    assert reply["ok"], f"{place}: {reply['error']}"
+
+
+def test_every_command_is_shown_through_both_doors() -> None:
+    shown = {(door, name) for _, (door, name, _) in COMMANDS}
+    assert shown >= {(door, name) for door in ("mqtt", "socket") for name in ("ping", "camera")}
+
+
+KINDS = {"kind": "event", "ok": "reply", "expires_utc": "command", "retryable": "error", "status": "health"}
+"""A key that tells which message an example is, and the schema of that."""
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.language == "json" and block is not README_REPORT], ids=str
+)
+def test_json_examples_fit_their_schemas(block: Block) -> None:
+    document = json.loads(block.text)
+    name = next((name for key, name in KINDS.items() if key in document), None)
+    assert name is not None, f"{block}: what is this?"
+    jsonschema.Draft202012Validator(schema(name)).validate(document)
+
+
+def test_the_operators_find_every_metric_and_no_other(published: dict[str, list[bytes]]) -> None:
+    there = set(re.findall(r"^# TYPE (edge_\w+)", published["metrics"][0].decode(), re.MULTILINE))
+    assert set(re.findall(r"`(edge_\w+)", OPERATIONS.read_text(encoding="utf-8"))) == there
+
+
+def test_the_operators_find_every_kind_of_event() -> None:
+    text = OPERATIONS.read_text(encoding="utf-8")
+    for kind in get_args(EventKind):
+        assert f"`event/{kind}`" in text
+
+
+@pytest.mark.parametrize("page", [README, OPERATIONS], ids=lambda page: page.name)
+def test_every_topic_is_in_the_tables(published: dict[str, list[bytes]], page: Path) -> None:
+    listed = [
+        re.compile(f"{WHERE}/" + re.sub(r"{\w+}", "[^/]+", topic))
+        for topic in re.findall(r"^\| `([a-z/{}-]+)` \| [01], ", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert len(listed) == 7
+    for topic in {topic.decode() for topic in published["topics"]}:
+        assert any(each.fullmatch(topic) for each in listed), f"{page.name} does not list {topic}"
+
+
+def test_status_prints_what_the_readme_shows(published: dict[str, list[bytes]]) -> None:
+    shown = next(block.text for block in blocks_of(README) if "CAMERA  MODEL" in block.text)
+
+    def shape(text: str) -> list[str]:
+        """The words without the numbers, which are another machine's, and without what was on its way just then."""
+        lines = (re.sub(r"[\d.]+", "0", " ".join(line.split())) for line in text.splitlines())
+        return [line.replace(", 0 queued", "") for line in lines]
+
+    assert shape(shown) == shape(published["table"][0].decode())
 
 
 def test_the_readmes_report_is_a_report() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -22,10 +23,10 @@ VTEST = ROOT / "media" / "vtest.mp4"
 class DaemonProcess:
     """`edge-runtime run -c CONFIG`. `log` is what it has written to standard error so far."""
 
-    def __init__(self, config: Path, *arguments: str) -> None:
+    def __init__(self, config: Path, *arguments: str, program: Sequence[str] = ()) -> None:
         self.t_start = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "edge_runtime", "run", "-c", str(config), *arguments],
+            [*(program or (sys.executable, "-m", "edge_runtime")), "run", "-c", str(config), *arguments],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
