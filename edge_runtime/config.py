@@ -241,7 +241,10 @@ class MqttConfig(_Table):
         30, ge=5, le=3600, description="Seconds of silence after which the connection is tested."
     )
     queue: Annotated[int, Right("a whole number from 1 to 100000")] = Field(
-        1000, ge=1, le=100_000, description="Messages kept in memory while the broker is away; the oldest go first."
+        1000,
+        ge=1,
+        le=100_000,
+        description="Answers kept in memory while the broker is away. Windows wait on disk.",
     )
 
 
@@ -262,7 +265,7 @@ class WebConfig(_Table):
     token_file: Annotated[Path | None, PlainValidator(check_path), Right(FILE.words, default="none")] = Field(
         None, description="File with the token that changes need, and off loopback everything but /healthz."
     )
-    names: Annotated[tuple[str, ...], Right("a list of host names, in quotes")] = Field(
+    names: Annotated[tuple[str, ...], BeforeValidator(check_names), Right("a list of host names, in quotes")] = Field(
         (), description="Further names by which browsers may reach it. Others are refused."
     )
 

@@ -54,8 +54,8 @@ class ThreadGroup:
         thread = threading.Thread(target=body, name=name, daemon=True)
         with self._lock:
             self._threads = [known for known in self._threads if known.is_alive()]
+            thread.start()  # may fail where the system has no more: then there is nothing to join
             self._threads.append(thread)
-            thread.start()
         return thread
 
     def alive(self) -> list[str]:

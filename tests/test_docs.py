@@ -452,7 +452,9 @@ def test_the_readmes_report_is_a_report() -> None:
 
 
 def test_an_offline_presence_fits_its_schema() -> None:
-    offline = Presence(online=False, device="gate-07", boot="b", session="s", version="0", t_utc=None)
+    offline = Presence(
+        online=False, device="gate-07", boot="b", session="s", version="0", seq=0, clock_synced=False, t_utc=None
+    )
     jsonschema.Draft202012Validator(schema("presence")).validate(json.loads(offline.to_json()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from edge_runtime.camera.protocol import Camera
 from edge_runtime.errors import EdgeError
@@ -13,12 +13,18 @@ class CameraSwitch:
     """Pauses, resumes and caps cameras by name, and remembers the caps. Any thread.
 
     `find` gives the camera of a name, None where there is none; `configured` the rates from the configuration
-    (frames per second, None: the source's own), which a cap can only lower.
+    (frames per second, None: the source's own), which a cap can only lower. `full_pace`: cameras without a rate.
     """
 
-    def __init__(self, find: Callable[[str], Camera | None], configured: dict[str, float | None]) -> None:
+    def __init__(
+        self,
+        find: Callable[[str], Camera | None],
+        configured: dict[str, float | None],
+        full_pace: Collection[str] = (),
+    ) -> None:
         self._find = find
         self._configured = configured
+        self._full_pace = full_pace
         self._caps: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -30,6 +36,13 @@ class CameraSwitch:
 
     def cap(self, name: str, fps: float | None) -> None:
         camera = self._camera(name)
+        if fps is not None and name in self._full_pace:
+            raise EdgeError(
+                f'camera {name!r} plays with pace = "max": as fast as its model, a cap has no meaning',
+                code="full_pace",
+                where="args.fps",
+                remedy='set pace = "realtime"',
+            )
         with self._lock:
             if fps is None:
                 self._caps.pop(name, None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -90,12 +92,20 @@ class Daemon:
         self._clock = SystemClock()
         self.identity: Identity = make_identity(config.device.id)
         self._ending = threading.Event()
+        self._requested = False
+        # a signal handler may write to a pipe, and may not touch a lock
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._alarms: list[str] = []
         self._fatal: str | None = None
         self._dead: list[str] = []
         self._threads = ThreadGroup(self._thread_died)
         self.pipeline = Pipeline(self._on_result, self._thread_died)
         self.messaging = Messaging(config, self.identity, self._clock)
-        self._switch = CameraSwitch(self.pipeline.camera, {each.name: each.fps for each in config.cameras})
+        self._switch = CameraSwitch(
+            self.pipeline.camera,
+            {each.name: each.fps for each in config.cameras},
+            {each.name for each in config.cameras if each.pace == "max"},
+        )
         self._dispatcher = Dispatcher(
             self.identity,
             self._clock,
@@ -122,16 +132,28 @@ class Daemon:
         try:
             self.start()
             self.wait()
+            log.info("stopping")
         finally:
             self.stop()
-        return 0 if self._fatal is None else 1
+        return 0 if self.fatal is None else 1
+
+    @property
+    def fatal(self) -> str | None:
+        """Why it stopped by itself; None where it was asked to, or runs."""
+        return self._fatal
+
+    def alarm(self, message: str) -> None:
+        """Something outside is wrong, and stays so: degraded from here on."""
+        self._alarms.append(message)
 
     def start(self) -> None:
-        """Load and warm up everything, then let frames flow."""
+        """Load and warm up everything, then let frames flow. Returns early where a stop is requested meanwhile."""
         config = self._config
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         token = None if config.web is None or config.web.token_file is None else read_token(config.web.token_file)
         self._load_models()
+        if self.stopping:
+            return
         self.messaging.start(config.device.store)
         for model in self.models:
             self.pipeline.add_model(
@@ -151,7 +173,7 @@ class Daemon:
         # a window needs a reading at or before its start
         sampler.start()
         builder = WindowBuilder(self.identity, self._window_sources(sampler), self._clock)
-        self._windows = WindowLoop(builder, self._on_window, config.telemetry.window_s)
+        self._windows = WindowLoop(builder, self._on_window, config.telemetry.window_s, self._thread_died)
         self._start_web(sampler, token)
         self.pipeline.start()
         self._windows.start()
@@ -165,15 +187,19 @@ class Daemon:
     @property
     def stopping(self) -> bool:
         """Whether it has been asked to stop, or stops by itself."""
-        return self._ending.is_set()
+        return self._requested or self._ending.is_set()
 
     def request_stop(self) -> None:
-        """Let `wait` return. Safe in a signal handler."""
-        self._ending.set()
+        """Let `wait` return. Safe in a signal handler: it takes no lock."""
+        self._requested = True
+        with contextlib.suppress(OSError):  # full: it is awake already; closed: it has stopped
+            os.write(self._wake_write, b"x")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until a stop is requested or a fatal fault; False when the time is up first."""
-        return self._ending.wait(timeout_s)
+        if not self.stopping:
+            select.select([self._wake_read], [], [], timeout_s)
+        return self.stopping
 
     def stop(self) -> bool:
         """Stop within 5 s whatever hangs; True when every thread ended and all went out. Idempotent."""
@@ -184,20 +210,30 @@ class Daemon:
 
         self._ending.set()
         self._notifier.stopping()
-        stuck = self.pipeline.stop(left_s(PIPELINE_STOP_S))
-        if self._windows is not None:
+        stuck: list[str] = []
+
+        def step(action: Callable[[], list[str] | None]) -> None:
+            # one that fails must not keep the others from what they have to save
+            try:
+                stuck.extend(action() or ())
+            except Exception:
+                log.exception("a part did not stop as it should")
+                stuck.append("?")
+
+        step(lambda: self.pipeline.stop(left_s(PIPELINE_STOP_S)))
+        if (windows := self._windows) is not None:
             # the last window has everything that was in flight
-            stuck += self._windows.stop(left_s(0.8))
-        self.pipeline.close()
-        if self._web is not None:
-            stuck += self._web.stop(left_s(0.5))
-        clean = self.messaging.stop(left_s)
-        if self._sampler is not None:
-            stuck += self._sampler.stop(left_s(0.3))
-        stuck += self._threads.join(left_s(0.3))
+            step(lambda: windows.stop(left_s(0.8)))
+        step(self.pipeline.close)
+        if (web := self._web) is not None:
+            step(lambda: web.stop(left_s(0.5)))
+        step(lambda: None if self.messaging.stop(left_s) else ["messages"])
+        if (sampler := self._sampler) is not None:
+            step(lambda: sampler.stop(left_s(0.3)))
+        step(lambda: self._threads.join(left_s(0.3)))
         if stuck:
-            log.error("threads that did not end in time: %s", ", ".join(stuck))
-        return clean and not stuck
+            log.error("did not end in time: %s", ", ".join(stuck))
+        return not stuck
 
     def health(self) -> Health:
         """The supervisor's last judgement."""
@@ -209,6 +245,8 @@ class Daemon:
         config = self._config
         lanes = lanes_for(config.models)
         for wanted in config.models:
+            if self.stopping:
+                return
             self._notifier.extend_timeout(int(LOAD_DEADLINE_S * 1e6))
             streams = sum(wanted.name in each.models for each in config.cameras)
             self.models.append(load_model(wanted, lanes=lanes[wanted.name], streams=streams))
@@ -230,7 +268,7 @@ class Daemon:
         if hardware.startswith("sim:"):
             device = SimDevice(MODULES[hardware.removeprefix("sim:")], self.pipeline.busy_ns, self.pipeline.lanes)
             log.info("power and temperature are simulated: %s", hardware)
-            return Sampler(SimPower(device), SimThermal(device), keep_s=keep_s)
+            return Sampler(SimPower(device), SimThermal(device), keep_s=keep_s, on_death=self._thread_died)
         reason = 'hardware = "none"' if hardware == "none" else "no power sensor that this version can read"
         log.info("no power is measured: %s", reason)
         return Sampler(None, None, keep_s=keep_s, none_reason=reason)
@@ -272,7 +310,14 @@ class Daemon:
             names=() if config.web is None else config.web.names,
             on_death=self._thread_died,
         )
-        self._web.start()
+        try:
+            self._web.start()
+        except EdgeError as error:
+            if not self._alarms or error.code != "socket_unusable":
+                raise
+            # the store takes no writes, which is an alarm already; frames need no socket
+            log.error("no control socket: %s", error)
+            self._web = None
 
     def _model_views(self) -> list[ModelView]:
         views = []
@@ -317,7 +362,7 @@ class Daemon:
     def _on_window(self, report: WindowReport) -> None:
         log.info("%s", describe(report))
         self._history.add(report)
-        self.messaging.window(report)
+        self.messaging.window(report, self._history.renumber)
         if self._observers.window is not None:
             self._observers.window(report)
 
@@ -327,6 +372,7 @@ class Daemon:
             self._supervisor.tick()
             if self._ending.wait(LOOK_PERIOD_S):
                 return
+            self._supervisor.awake()
             self._tell_cameras()
             if time.monotonic() - t_swept >= SWEEP_PERIOD_S:
                 t_swept = time.monotonic()
@@ -338,7 +384,7 @@ class Daemon:
         loops = self.messaging.loops()
         if self._windows is not None:
             loops["windows"] = LoopView(self._windows.tick_ns, 2 * self._config.telemetry.window_s + 10)
-        if self._sampler is not None and self._sampler.running:
+        if self._sampler is not None and self._sampler.supervised:
             loops["sampler"] = LoopView(self._sampler.tick_ns, 10.0)
         models = self.pipeline.models
         return HealthInput(
@@ -355,7 +401,7 @@ class Daemon:
                 name: reason for name, model in models.items() if (reason := model.desk.down_reason) is not None
             },
             threads_dead=[*self._dead, *self.messaging.dead()],
-            alarms=self.messaging.alarms(),
+            alarms=[*self._alarms, *self.messaging.alarms()],
         )
 
     def _tell_cameras(self) -> None:
@@ -392,6 +438,7 @@ class Daemon:
         self._fatal = f"thread {name} died: {error!r}"
         log.critical("%s; stopping", self._fatal)
         self._ending.set()
+        self.request_stop()
 
 
 def _no_model(errors: list[EdgeError]) -> BundleError:

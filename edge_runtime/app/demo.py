@@ -73,7 +73,7 @@ def run_demo(*, seconds: float, port: int | None, clip: Path | None, bundle: Pat
     say("")
     for line in tally.table():
         say(line)
-    return 0
+    return 0 if daemon.fatal is None else 1
 
 
 def _choose_port(wanted: int | None, say: Say) -> int:

@@ -75,6 +75,14 @@ class History:
         old = dict(total.buckets)
         total.buckets = [(bound, old.get(bound, 0) + count) for bound, count in camera.latency_ms.buckets]
 
+    def renumber(self, report: WindowReport) -> None:
+        """The same window, with the number under which it is published."""
+        with self._lock:
+            for index in range(len(self._windows) - 1, -1, -1):
+                if self._windows[index].t_end_utc == report.t_end_utc:
+                    self._windows[index] = report
+                    return
+
     def windows(self, last: int) -> list[WindowReport]:
         with self._lock:
             return list(self._windows)[-last:]
@@ -140,7 +148,7 @@ class DaemonDoor:
             cameras=self._cameras(now_ns, down),
             models=[self._model(model) for model in models],
             power=self._power(window),
-            power_reason=None if window is None or window.energy is not None else window.fps_per_watt_reason,
+            power_reason=self._power_reason(window),
             thermal=None if window is None else window.thermal,
             mqtt=self.messaging.mqtt_now(),
             spool=self.messaging.spool_now(),
@@ -182,6 +190,11 @@ class DaemonDoor:
             lanes=self.pipeline.models[model.name].desk.lanes,
             reason=model.down_reason,
         )
+
+    def _power_reason(self, window: WindowReport | None) -> str | None:
+        if window is None:
+            return self.sampler.none_reason or "no window has been cut yet"
+        return None if window.energy is not None else window.fps_per_watt_reason
 
     def _power(self, window: WindowReport | None) -> PowerNow | None:
         energy = None if window is None else window.energy

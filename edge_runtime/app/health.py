@@ -222,14 +222,20 @@ class Supervisor:
         self._clock_ns = clock_ns
         self._pauses: deque[Pause] = deque(maxlen=64)
         self._t_done_ns: int | None = None
+        self._t_awake_ns: int | None = None
         self._health = Health("ok")
+
+    def awake(self) -> None:
+        """Call it when the wait between two looks is over: what is done from here to `tick` is work, and no pause."""
+        self._t_awake_ns = self._clock_ns()
 
     def tick(self) -> Health:
         """One look, and what follows from it."""
         now_ns = self._clock_ns()
         # from the end of the last look: a look that takes long is a stall of ours, and no pause
-        if self._t_done_ns is not None and (gap_ns := now_ns - self._t_done_ns) > PAUSE_S * 1e9:
-            self._pauses.append(Pause(now_ns, gap_ns - int(LOOK_PERIOD_S * 1e9)))
+        awake_ns, self._t_awake_ns = self._t_awake_ns or now_ns, None
+        if self._t_done_ns is not None and (gap_ns := awake_ns - self._t_done_ns) > PAUSE_S * 1e9:
+            self._pauses.append(Pause(awake_ns, gap_ns - int(LOOK_PERIOD_S * 1e9)))
             log.warning("this process did not run for %.1f s", gap_ns / 1e9)
         health = judge(self._look(), self._stall_limit_s, tuple(self._pauses))
         self._watchdog.tick(health, now_ns)

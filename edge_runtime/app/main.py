@@ -21,8 +21,10 @@ def run_daemon(config: Config) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. Raises EdgeError where it cannot start."""
     faulthandler.enable()
     notifier = Notifier.from_environment()
-    with StoreLock(config.device.store):
+    with StoreLock(config.device.store) as lock:
         daemon = Daemon(config, notifier=notifier)
+        if lock.trouble is not None:
+            daemon.alarm(lock.trouble)
         stop_on_signals(daemon)
         code = daemon.run()
     end_process(code)
@@ -32,10 +34,10 @@ def run_daemon(config: Config) -> int:
 def stop_on_signals(daemon: Daemon) -> None:
     """SIGTERM and SIGINT ask the daemon to stop; a second one of them ends the process at once."""
 
-    def handle(number: int, _: FrameType | None) -> None:
+    def handle(_: int, __: FrameType | None) -> None:
+        # between two bytecodes of whatever runs now: no lock, no log
         if daemon.stopping:
             os._exit(1)
-        log.info("%s: stopping", signal.Signals(number).name)
         daemon.request_stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):

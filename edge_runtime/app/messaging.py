@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from edge_runtime.app.health import BrokerView, LoopView
 from edge_runtime.app.identity import clock_synced
@@ -13,7 +15,6 @@ from edge_runtime.app.results import ResultPublisher
 from edge_runtime.clock import Clock, utc_text
 from edge_runtime.config import Config, MqttConfig
 from edge_runtime.control.dispatcher import Dispatcher
-from edge_runtime.errors import MqttError, UsageError
 from edge_runtime.mqtt.link import MqttLink
 from edge_runtime.mqtt.session import Incoming
 from edge_runtime.mqtt.settings import BrokerSettings, Presence
@@ -51,19 +52,21 @@ class Messaging:
         self._publish_result: ResultPublisher | None = None
         self._losses: dict[str, int] = {}
         self._alarm: str | None = None
+        self._state_seq = itertools.count()
         self.link: MqttLink | None = None
 
     # --- life
 
     def start(self, store: Path) -> None:
-        """Open the spool and begin to connect. Raises UsageError where `[mqtt]` cannot be used as it is."""
+        """Open the spool and begin to connect. Raises MqttError where `[mqtt]` cannot be used as it is."""
         mqtt = self._config.mqtt
         if mqtt is None:
             return
         settings = self._settings(mqtt)
         spool = self._spool = Spool(store, self._identity, self._clock, alarm=self._spool_alarm)
-        spool.start()
+        # before the spool opens: what it finds wrong then is an event too
         self._events = EventWriter(self._identity, self._clock, clock_synced, spool)
+        spool.start()
         if self._events.emit_start(spool.previous):
             log.warning("the session before this one did not end cleanly")
         presence = Presence(
@@ -106,11 +109,16 @@ class Messaging:
 
     # --- out
 
-    def window(self, report: WindowReport) -> None:
+    def window(self, report: WindowReport, numbered: Callable[[WindowReport], None]) -> None:
+        """Send a window. `numbered` gets it with the number it is published under, on the thread "spool"."""
+
+        def make(seq: int) -> bytes:
+            final = report.model_copy(update={"seq": seq})
+            numbered(final)
+            return final.to_json()
+
         if self._spool is not None:
-            self._spool.append(
-                TELEMETRY, self._topics.window, lambda seq: report.model_copy(update={"seq": seq}).to_json()
-            )
+            self._spool.append(TELEMETRY, self._topics.window, make)
         self._tell_losses()
 
     def result(self, result: FrameResult) -> None:
@@ -125,6 +133,7 @@ class Messaging:
                 boot=self._identity.boot,
                 session=self._identity.session,
                 version=self._identity.version,
+                seq=next(self._state_seq),
                 t_utc=utc_text(self._clock.utc()),
                 clock_synced=clock_synced(),
                 models=list(models),
@@ -186,7 +195,12 @@ class Messaging:
             SpoolLane(name=name, queued=status.waiting[name], dropped=status.dropped[name])
             for name in (EVENT, TELEMETRY)
         ]
-        return SpoolNow(where="disk" if status.on_disk else "memory", reason=status.reason, lanes=lanes)
+        try:
+            size_bytes = (self._config.device.store / "spool.sqlite").stat().st_size
+        except OSError:
+            size_bytes = None
+        where: Literal["disk", "memory"] = "disk" if status.on_disk else "memory"
+        return SpoolNow(where=where, reason=status.reason, size_bytes=size_bytes, lanes=lanes)
 
     # --- parts
 
@@ -216,6 +230,8 @@ class Messaging:
             boot=self._identity.boot,
             session=self._identity.session,
             version=self._identity.version,
+            seq=next(self._state_seq),
+            clock_synced=clock_synced(),
             t_utc=None if will else utc_text(self._clock.utc()),
         ).to_json()
 
@@ -244,16 +260,13 @@ class Messaging:
 
 
 class _Embedded:
-    """The broker of `broker = "embedded"`. Raises UsageError where it cannot be: what must change is the file."""
+    """The broker of `broker = "embedded"`. Raises MqttError where it cannot listen."""
 
     def __init__(self, port: int) -> None:
         from edge_runtime.mqtt.embedded import EmbeddedBroker
 
         self._broker = EmbeddedBroker(port=port)
-        try:
-            self._broker.start()
-        except MqttError as error:
-            raise UsageError(error.message, code=error.code, where=error.where, remedy=error.remedy) from error
+        self._broker.start()
         self.host, self.port, self.protocol = self._broker.host, self._broker.port, self._broker.protocol
 
     def stop(self, deadline_s: float) -> None:

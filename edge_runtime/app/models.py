@@ -15,7 +15,7 @@ from edge_runtime.engine.bundle import Bundle, load_bundle
 from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.engine.protocol import Engine
 from edge_runtime.engine.slot import Resident
-from edge_runtime.errors import EdgeError
+from edge_runtime.errors import EdgeError, EngineError
 from edge_runtime.vision.decode import build_decoder
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,10 @@ def load_model(config: ModelConfig, *, lanes: int, streams: int) -> LoadedModel:
             raise
     except EdgeError as error:
         return LoadedModel(config, lanes, None, error)
+    except Exception as error:
+        log.exception("model %s could not be loaded", config.name)
+        failed = EngineError(f"it could not be loaded: {error!r}", where=config.name, code="load_failed")
+        return LoadedModel(config, lanes, None, failed)
     log.info(
         "model %s: %s %s on %s, lanes: %d, largest batch: %d, loaded and warm in %.2f s",
         config.name,

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import Any
 
 import av
 import av.error
@@ -45,6 +46,8 @@ _FORMAT = "gbrpf32le"
 _UNIT = 65535.0 / 256.0
 _PLANES = {"RGB": (2, 0, 1), "BGR": (1, 0, 2)}
 _REFORMATTERS_PER_THREAD = 8
+# A title in another encoding must not keep a clip from being opened. PyAV 19 is lenient and has no such argument.
+_OPEN_OPTIONS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 _MAX_RESIZED_PIXELS = 1 << 26
 _SPC_UNSPECIFIED, _SPC_BT470BG, _SPC_SMPTE170M, _SPC_BT2020_NCL = 2, 5, 6, 9
 _TAG_UNSPECIFIED = 2
@@ -216,7 +219,7 @@ class ContainerSession:
         try:
             # Files get no time-out: PyAV's callback takes the GIL on every block that is read.
             self._container: InputContainer = av.open(
-                target, mode="r", options=options, timeout=timeouts_s, metadata_errors="replace"
+                target, mode="r", options=options, timeout=timeouts_s, **_OPEN_OPTIONS
             )
         except (av.error.FFmpegError, OSError, ValueError) as error:
             if timeouts_s and time.monotonic() - opened_s >= timeouts_s[0]:

@@ -24,7 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="edge-runtime",
         description="Runs camera inference as a daemon, measures what it costs, reports frames per joule over MQTT.",
         epilog="Exit codes: 0 done; 1 failed at run time; 2 bad usage, configuration or bundle; 3 refused; "
-        "130 interrupted.",
+        "4 not there; 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"edge-runtime {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -388,7 +388,7 @@ def load_engine(bundle: Bundle, variant: str = "auto") -> OnnxRuntimeEngine:
         raise BundleError(error.message, code=error.code, where=where, remedy=error.remedy) from None
     info = EngineInfo(
         digest=bundle.engine_digest(table.name, BACKEND),
-        bundle=bundle.name,
+        bundle=bundle.digest,
         variant=table.name,
         backend=BACKEND,
         precision=table.precision,

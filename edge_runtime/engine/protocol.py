@@ -19,7 +19,8 @@ from edge_runtime.records.spec import InputSpec, OutputSpec
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Who an engine is. `digest` ("sha256:...") is the hash of (bundle digest, variant, backend, artefact)."""
+    """Who an engine is. `digest` ("sha256:...") is the hash of (bundle digest, variant, backend, artefact);
+    `bundle` is the bundle's digest."""
 
     digest: str
     bundle: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from edge_runtime.hardware.energy import MAX_GAP_PERIODS, EnergyMeter
 from edge_runtime.hardware.protocol import PowerSensor, SensorError, ThermalSensor
@@ -32,6 +33,7 @@ class Sampler:
         period_s: float = 0.1,
         keep_s: float = 60.0,
         none_reason: str = "no power sensor",
+        on_death: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self._power = power
         self._thermal = thermal
@@ -47,7 +49,7 @@ class Sampler:
         self._thermal_error: str | None = None
         self._stop = threading.Event()
         self.tick_ns = time.monotonic_ns()
-        self._threads = ThreadGroup()
+        self._threads = ThreadGroup(on_death)
 
     def start(self) -> None:
         if self._power is not None or self._thermal is not None:
@@ -73,7 +75,7 @@ class Sampler:
             return
         try:
             self._temperature = self._thermal.read()
-        except SensorError as error:
+        except (SensorError, OSError, ValueError) as error:
             self._temperature = Unavailable(str(error))
             if self._thermal_error is None:
                 log.warning("temperature: %s", error)
@@ -84,9 +86,14 @@ class Sampler:
             self._thermal_error = None
 
     @property
-    def running(self) -> bool:
-        """Whether there is a sensor, and so a thread."""
-        return bool(self._threads.alive())
+    def supervised(self) -> bool:
+        """Whether there is a sensor, and so a thread that has to tick."""
+        return self._power is not None or self._thermal is not None
+
+    @property
+    def none_reason(self) -> str | None:
+        """Why there is no power at all; None where there is a sensor."""
+        return self._none_reason if self._power is None else None
 
     def watts(self) -> float | None:
         """The newest power reading, W; None where there is none or it is stale."""
@@ -125,7 +132,7 @@ class Sampler:
             return None, None
         try:
             reading = self._power.read()
-        except SensorError as error:
+        except (SensorError, OSError, ValueError) as error:
             if self._power_error is None:
                 log.warning("power: %s", error)
             return None, str(error)

@@ -1,14 +1,12 @@
-"""A batch and its places, and the mailbox in which a camera's frames wait for one."""
+"""A batch and its places."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from enum import IntEnum
 
 from edge_runtime.engine.protocol import InputBuffer
 from edge_runtime.engine.slot import Resident
-from edge_runtime.pipeline.ledger import Entry, Stream
+from edge_runtime.pipeline.ledger import Entry
 from edge_runtime.records.frames import Transform
 
 
@@ -59,44 +57,3 @@ class Batch:
     def size(self) -> int:
         """The batch size to run it at: its places, padded to what the engine can run."""
         return self.resident.sizes[len(self.places) - 1]
-
-
-class Mailbox:
-    """Frames of one camera that wait for one model.
-
-    `capacity` None keeps only the newest frame (live sources); a number keeps that many and makes the
-    producer wait (files at full pace). `passes` counts claims that went to another camera while it was ready.
-    """
-
-    __slots__ = (
-        "capacity",
-        "entries",
-        "interval_ns",
-        "passes",
-        "priority",
-        "removed",
-        "space",
-        "stream",
-        "t_put_ns",
-    )
-
-    def __init__(self, stream: Stream, monitor: threading.Lock, *, capacity: int | None, priority: int) -> None:
-        self.stream = stream
-        self.capacity = capacity
-        self.priority = priority
-        self.entries: deque[Entry] = deque()
-        self.space = threading.Condition(monitor)
-        self.passes = 0
-        self.removed = False
-        self.t_put_ns = 0
-        self.interval_ns = 0
-
-    def expects_before(self, now_ns: int, deadline_ns: int) -> bool:
-        """Whether another frame of this camera is likely to come by `deadline_ns`, judged by its rhythm."""
-        if self.capacity is not None:
-            return True
-        if self.interval_ns == 0:
-            return False
-        due_ns = self.t_put_ns + self.interval_ns
-        # one that is overdue by more than its interval is not counted on
-        return due_ns <= deadline_ns and due_ns + self.interval_ns > now_ns

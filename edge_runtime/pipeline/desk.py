@@ -7,6 +7,7 @@ frame, and a stale frame never gets a ticket. Invariant: `credits + batches open
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,9 +15,12 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from edge_runtime.engine.slot import EngineSlot, Resident
-from edge_runtime.pipeline.batch import Batch, Mailbox, Place, PlaceState
+from edge_runtime.pipeline.batch import Batch, Place, PlaceState
 from edge_runtime.pipeline.ledger import Entry, Ledger, Stream
+from edge_runtime.pipeline.mailbox import Mailbox, ReadyQueue
 from edge_runtime.records.frames import Transform
+
+log = logging.getLogger(__name__)
 
 _After = list[Stream | Resident]
 
@@ -55,7 +59,7 @@ class Desk:
         self._split = split
         self._clock_ns = clock_ns
         self._mailboxes: list[Mailbox] = []
-        self._ready: list[Mailbox] = []  # in the order in which they became ready
+        self._ready = ReadyQueue()
         self._open: Batch | None = None
         self._closed: deque[Batch] = deque()
         self._credits = lanes + 1
@@ -63,7 +67,7 @@ class Desk:
         self._stopping = False
         self._t_moved_ns = 0  # when something was claimed last, or frames began to wait
         if slot.current is not None:
-            ledger.set_engine(model, slot.current.info.digest)
+            self._announce(slot.current)
 
     # --- producers
 
@@ -74,6 +78,22 @@ class Desk:
         with self._monitor:
             self._mailboxes.append(mailbox)
         return mailbox
+
+    def ended(self, mailbox: Mailbox) -> None:
+        """Its source has come to its end: nobody need wait for another frame of it."""
+        with self._monitor:
+            mailbox.ended = True
+            self._wake()
+
+    def wait_for_room(self, mailbox: Mailbox) -> None:
+        """At full pace: wait until `put` will not have to. Only the mailbox's one producer may rely on it."""
+        with self._monitor:
+            while (
+                mailbox.capacity is not None
+                and len(mailbox.entries) >= mailbox.capacity
+                and self._closed_for(mailbox) is None
+            ):
+                mailbox.space.wait()
 
     def detach(self, mailbox: Mailbox) -> None:
         """The camera was removed: what waits is dropped as `removed`, its producer wakes."""
@@ -107,10 +127,9 @@ class Desk:
                 mailbox.interval_ns = known_ns + (gap_ns - known_ns) // 8
             mailbox.t_put_ns = now_ns
             mailbox.entries.append(entry)
-            if len(mailbox.entries) == 1 and mailbox not in self._ready:
-                if not self._ready:
-                    self._t_moved_ns = now_ns
-                self._ready.append(mailbox)
+            if not self._ready:
+                self._t_moved_ns = now_ns
+            self._ready.add(mailbox)
             self._wake()
         return True
 
@@ -232,7 +251,7 @@ class Desk:
             if (old := self._slot.exchange(resident, reason)) is not None:
                 after.append(old)
             if resident is not None:
-                self._ledger.set_engine(self.model, resident.info.digest)
+                self._announce(resident)
                 for mailbox in self._mailboxes:
                     mailbox.space.notify_all()
             else:
@@ -280,11 +299,18 @@ class Desk:
         """What an action under M leaves to be done when M is free: engines to close, results to deliver."""
         for item in after:
             if isinstance(item, Resident):
-                item.close()
+                try:
+                    item.close()
+                except Exception:  # an old engine that cannot be closed must not cost the work in hand
+                    log.exception("model %s: engine %s could not be closed", self.model, item.info.digest)
             else:
                 self._ledger.deliver(item)
 
     # --- under M
+
+    def _announce(self, resident: Resident) -> None:
+        info = resident.info
+        self._ledger.set_engine(self.model, info.digest, info.variant, info.backend)
 
     def _closed_for(self, mailbox: Mailbox) -> str | None:
         if self._stopping:
@@ -296,9 +322,7 @@ class Desk:
     def _drop_waiting(self, mailbox: Mailbox, reason: str) -> None:
         while mailbox.entries:
             self._ledger.drop(mailbox.entries.popleft(), reason)
-        if mailbox in self._ready:
-            self._ready.remove(mailbox)
-        mailbox.passes = 0
+        self._ready.discard(mailbox)
         mailbox.space.notify_all()
 
     def _drop_all(self, reason: str) -> None:
@@ -329,7 +353,7 @@ class Desk:
         batch = self._open
         if batch is None and (self._credits == 0 or not resident.free):
             return None
-        while (entry := self._take_waiting()) is not None:
+        while (entry := self._ready.take(len(self._mailboxes))) is not None:
             if not self._ledger.ticket(entry, resident.info.digest):
                 continue  # it timed out while it waited
             if batch is None:
@@ -353,34 +377,6 @@ class Desk:
                 self._closed.append(batch)
             return place
         return None
-
-    def _take_waiting(self) -> Entry | None:
-        """The next frame by priority and age; no ready camera is passed over more than N - 1 times.
-
-        `_ready` is in order of readiness, so `passes` never increases along it. Serving the one at index
-        k passes over those before it; that keeps the bound as long as passes[j] + 1 + j <= N - 1 for
-        each j < k: they can still be served one after the other in time.
-        """
-        ready = self._ready
-        if not ready:
-            return None
-        bound = len(self._mailboxes) - 1
-        best = 0
-        for index, mailbox in enumerate(ready):
-            if mailbox.priority > ready[best].priority:
-                best = index
-            if mailbox.passes + 1 + index > bound:
-                break
-        chosen = ready.pop(best)
-        for mailbox in ready:
-            mailbox.passes += 1
-        chosen.passes = 0
-        entry = chosen.entries.popleft()
-        if chosen.entries:
-            ready.append(chosen)
-        if chosen.capacity is not None:
-            chosen.space.notify()
-        return entry
 
     def _close(self, batch: Batch, now_ns: int, after: _After) -> None:
         """No more frames join it; it runs when its writers are done."""
@@ -420,6 +416,8 @@ class Desk:
         self._credits += 1
         if batch.writers == 0:
             batch.resident.free.append(batch.buffer)
+        if self._stopping:
+            self._work.notify_all()  # who waited for the last batch may go
         if (resident := self._slot.release(batch.resident)) is not None:
             after.append(resident)
 

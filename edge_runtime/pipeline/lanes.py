@@ -23,22 +23,21 @@ class BusyClock:
     """
 
     def __init__(self, lanes: int) -> None:
-        # each lane writes only its own slots: no lock
-        self._total_ns = [0] * lanes
-        self._started_ns = [0] * lanes
+        # each lane writes only its own slots, whole: a reader sees one state or the next, without a lock
+        self._runs: list[tuple[int, int]] = [(0, 0)] * lanes  # ns in all, start of the run under way or 0
         self._since_ns = [0] * lanes
 
     def start(self, lane: int, now_ns: int) -> None:
-        self._started_ns[lane] = now_ns
+        self._runs[lane] = (self._runs[lane][0], now_ns)
 
     def stop(self, lane: int, now_ns: int) -> None:
-        started_ns, self._started_ns[lane] = self._started_ns[lane], 0
-        self._total_ns[lane] += now_ns - started_ns
+        total_ns, started_ns = self._runs[lane]
+        self._runs[lane] = (total_ns + now_ns - started_ns, 0)
 
     def total_ns(self, now_ns: int) -> int:
         total = 0
-        for index, started_ns in enumerate(self._started_ns):
-            total += self._total_ns[index] + (max(0, now_ns - started_ns) if started_ns else 0)
+        for total_ns, started_ns in self._runs:
+            total += total_ns + (max(0, now_ns - started_ns) if started_ns else 0)
         return total
 
     def occupied(self, lane: int, since_ns: int) -> None:
@@ -116,7 +115,8 @@ def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, 
     finally:
         t_inferred_ns = time.monotonic_ns()
         busy.stop(index, t_inferred_ns)
-    ledger.ran(model, info.digest, len(batch.places), t_inferred_ns - t_run_ns)
+    ready = sum(place.state is PlaceState.READY for place in batch.places)
+    ledger.ran(model, info.digest, ready, t_inferred_ns - t_run_ns)
     for place in batch.places:
         if place.state is not PlaceState.READY:
             continue

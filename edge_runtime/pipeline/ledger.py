@@ -32,14 +32,14 @@ class State(IntEnum):
 
 
 class Stream:
-    """One camera on one model."""
+    """One camera on one model. `patient`: its frames may wait as long as it takes to be claimed (full pace)."""
 
     __slots__ = (
         "camera", "counters", "draining", "entries", "failures", "latency", "model", "next_release", "next_ticket",
-        "outbox", "pending", "removed", "sink",
+        "outbox", "patient", "pending", "removed", "sink",
     )  # fmt: skip
 
-    def __init__(self, camera: str, model: str, sink: Callable[[FrameResult], None]) -> None:
+    def __init__(self, camera: str, model: str, sink: Callable[[FrameResult], None], patient: bool) -> None:
         self.camera = camera
         self.model = model
         self.sink = sink
@@ -53,6 +53,7 @@ class Stream:
         self.outbox: deque[FrameResult] = deque()
         self.draining = False
         self.removed = False
+        self.patient = patient
 
 
 class Entry:
@@ -80,13 +81,19 @@ class Ledger:
         self._streams: list[Stream] = []
         self._engines: dict[tuple[str, str], EngineCounters] = {}
         self._current: dict[str, str] = {}
+        self._labels: dict[str, tuple[str, str]] = {}
         self._window = 0
 
     # --- streams and engines
 
-    def open_stream(self, camera: str, model: str, sink: Callable[[FrameResult], None]) -> Stream:
-        """A new stream; its results go to `sink` one at a time, in capture order, on changing threads."""
-        stream = Stream(camera, model, sink)
+    def open_stream(
+        self, camera: str, model: str, sink: Callable[[FrameResult], None], *, patient: bool = False
+    ) -> Stream:
+        """A new stream; its results go to `sink` one at a time, in capture order, on changing threads.
+
+        `patient`: its source waits for its frames, so the time-out of a frame begins when it is claimed.
+        """
+        stream = Stream(camera, model, sink, patient)
         with self._lock:
             self._streams.append(stream)
         return stream
@@ -96,10 +103,11 @@ class Ledger:
         with self._lock:
             stream.removed = True
 
-    def set_engine(self, model: str, engine: str) -> None:
+    def set_engine(self, model: str, engine: str, variant: str = "", backend: str = "") -> None:
         """From now on, `engine` is the one that `model` opens batches against."""
         with self._lock:
             self._current[model] = engine
+            self._labels[engine] = (variant, backend)
 
     # --- a frame's transitions
 
@@ -109,6 +117,8 @@ class Ledger:
             entry = Entry(stream, frame, self._clock_ns(), self._window)
             stream.counters.captured += 1
             stream.entries.add(entry)
+            if stream.removed and stream not in self._streams:
+                self._streams.append(stream)  # its camera gave one more while it was being removed
         return entry
 
     def stale(self, entry: Entry) -> bool:
@@ -137,6 +147,8 @@ class Ledger:
             stream = entry.stream
             entry.state = State.TICKETED
             entry.engine = engine
+            if stream.patient:
+                entry.t_admitted_ns = self._clock_ns()
             entry.ticket = stream.next_ticket
             stream.next_ticket += 1
             stream.pending[entry.ticket] = entry
@@ -163,8 +175,12 @@ class Ledger:
         with self._lock:
             return self._fail(entry, reason)
 
-    def sweep(self, older_than_ns: int, model: str | None = None, *, reason: str = "timeout") -> int:
+    def sweep(
+        self, older_than_ns: int, model: str | None = None, *, reason: str = "timeout", final: bool = False
+    ) -> int:
         """Fail every frame (of `model`) admitted before that monotonic time which has no result; how many.
+
+        Frames that wait in a patient stream are spared, unless this is the `final` sweep.
 
         A finished frame that only waits for an earlier one is released by that one's failure.
         """
@@ -177,7 +193,11 @@ class Ledger:
                 overdue = [
                     entry
                     for entry in stream.entries
-                    if entry.t_admitted_ns < older_than_ns and entry.state in (State.WAITING, State.TICKETED)
+                    if entry.t_admitted_ns < older_than_ns
+                    and (
+                        entry.state is State.TICKETED
+                        or (entry.state is State.WAITING and (final or not stream.patient))
+                    )
                 ]
                 for entry in overdue:
                     self._fail(entry, reason)
@@ -225,9 +245,20 @@ class Ledger:
             return sum(len(stream.entries) for stream in self._streams)
 
     def oldest_ns(self) -> int | None:
-        """Monotonic time at which the oldest frame in flight was admitted; None when there is none."""
+        """Monotonic time at which the oldest frame in flight was admitted; None when there is none.
+
+        A frame that waits in a patient stream has all the time in the world and does not count.
+        """
         with self._lock:
-            return min((entry.t_admitted_ns for stream in self._streams for entry in stream.entries), default=None)
+            return min(
+                (
+                    entry.t_admitted_ns
+                    for stream in self._streams
+                    for entry in stream.entries
+                    if not (stream.patient and entry.state is State.WAITING)
+                ),
+                default=None,
+            )
 
     def cut(self) -> LedgerCut:
         """End the window: everything counted since the last cut; counting starts anew."""
@@ -245,6 +276,8 @@ class Ledger:
                 stream.failures = {}
             self._streams = [stream for stream in self._streams if not stream.removed or stream.entries]
             engines, self._engines = self._engines, {}
+            living = {*self._current.values(), *(entry.engine for s in self._streams for entry in s.entries)}
+            self._labels = {engine: label for engine, label in self._labels.items() if engine in living}
             self._window += 1
             return LedgerCut(streams, engines)
 
@@ -254,7 +287,7 @@ class Ledger:
         key = (model, engine)
         counters = self._engines.get(key)
         if counters is None:
-            counters = self._engines[key] = EngineCounters()
+            counters = self._engines[key] = EngineCounters(*self._labels.get(engine, ("", "")))
         return counters
 
     def _attribute(self, entry: Entry) -> EngineCounters:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from edge_runtime.camera.protocol import Camera
 from edge_runtime.engine.slot import EngineSlot, Resident
-from edge_runtime.pipeline.batch import Mailbox
 from edge_runtime.pipeline.desk import Desk
 from edge_runtime.pipeline.lanes import BusyClock, LaneLoop
 from edge_runtime.pipeline.ledger import Ledger, Stream
+from edge_runtime.pipeline.mailbox import Mailbox
 from edge_runtime.records.activity import LedgerCut
 from edge_runtime.records.cameras import CameraView
 from edge_runtime.records.frames import FrameResult
@@ -95,7 +95,7 @@ class Pipeline:
         feed = _Feed(camera)
         for name in models:
             desk = self._models[name].desk
-            stream = self.ledger.open_stream(camera.name, name, self._on_result)
+            stream = self.ledger.open_stream(camera.name, name, self._on_result, patient=full_pace)
             feed.targets.append((desk, desk.attach(stream, full_pace=full_pace, priority=priority), stream))
         with self._lock:
             self._feeds[camera.name] = feed
@@ -138,7 +138,7 @@ class Pipeline:
             model.desk.stop()
         stuck_lanes = self._lane_threads.join(max(0.0, end - time.monotonic()))
         stuck_captures = self._capture_threads.join(max(0.0, end - time.monotonic()))
-        self.ledger.sweep(time.monotonic_ns() + 1, reason="stopping")
+        self.ledger.sweep(time.monotonic_ns() + 1, reason="stopping", final=True)
         return stuck_lanes + stuck_captures
 
     def close(self) -> None:
@@ -210,9 +210,12 @@ class Pipeline:
             while not any(desk.usable(mailbox, MODEL_DOWN_POLL_S) for desk, mailbox, _ in feed.targets):
                 pass
             while (frame := camera.read()) is not None:
-                # the first model may keep it waiting (full pace), but it is in flight on all of them from here on
+                for desk, mailbox, _ in feed.targets:
+                    desk.wait_for_room(mailbox)
                 entries = [self.ledger.captured(stream, frame) for _, _, stream in feed.targets]
                 for (desk, mailbox, _), entry in zip(feed.targets, entries, strict=True):
                     desk.put(mailbox, entry)
         finally:
+            for desk, mailbox, _ in feed.targets:
+                desk.ended(mailbox)
             camera.close()

@@ -98,9 +98,11 @@ class StreamCut:
 class EngineCounters:
     """What one engine of one model did in a window; frames without an engine count for the current one."""
 
-    __slots__ = ("batches", "counters", "inference", "latency", "places")
+    __slots__ = ("backend", "batches", "counters", "inference", "latency", "places", "variant")
 
-    def __init__(self) -> None:
+    def __init__(self, variant: str = "", backend: str = "") -> None:
+        self.variant = variant
+        self.backend = backend
         self.counters = Counters()
         self.latency = Samples()
         self.inference = Samples()

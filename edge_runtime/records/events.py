@@ -51,6 +51,7 @@ class Reported(Payload):
     boot: str
     session: str
     version: str
+    seq: int = Field(ge=0, description="Counts the state messages of this session.")
     t_utc: str = Field(description="When this was written.")
     clock_synced: bool
     models: list[ReportedModel]

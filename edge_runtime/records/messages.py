@@ -17,6 +17,8 @@ class Presence(Payload):
     boot: str
     session: str
     version: str
+    seq: int = Field(ge=0, description="Counts the state messages of this session.")
+    clock_synced: bool
     t_utc: str | None = Field(description="When this was written; null in the will, which the broker publishes for us.")
 
 

@@ -51,7 +51,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class WindowSources:
-    """Where a window's parts come from. Each is called once per window, on the windows' thread."""
+    """Where a window's parts come from. Called on the windows' thread."""
 
     cut: Callable[[], LedgerCut]
     cameras: Callable[[], Sequence[CameraView]]
@@ -72,15 +72,11 @@ class WindowBuilder:
         self._seq = 0
         self._start_ns = clock.monotonic_ns()
         self._last_source: dict[str, SourceCounters] = {}
-        self._engines: dict[str, ModelView] = {}
 
     def build(self) -> WindowReport:
         """Close the window that has been open since the last call and report it."""
-        # engines are looked at before the cut too: one that ran in the window may be gone after it
-        self._remember_engines()
         cut = self._sources.cut()
         end_ns, now_utc = self._clock.monotonic_ns(), self._clock.utc()
-        self._remember_engines()
         start_ns, self._start_ns = self._start_ns, end_ns
         duration_s = (end_ns - start_ns) / 1e9
         energy = self._sources.energy(start_ns, end_ns)
@@ -128,11 +124,6 @@ class WindowBuilder:
         self._seq += 1
         return report
 
-    def _remember_engines(self) -> None:
-        for model in self._sources.models():
-            if model.engine is not None:
-                self._engines[model.engine] = model
-
     @staticmethod
     def _mixed(cut: LedgerCut) -> bool:
         names = [name for (name, digest), engine in cut.engines.items() if digest and engine.batches]
@@ -166,15 +157,16 @@ class WindowBuilder:
     def _source(self, view: CameraView) -> SourceCounts:
         before = self._last_source.get(view.name, SourceCounters())
         now = asdict(view.source)
+        if any(value < getattr(before, key) for key, value in now.items()):
+            before = SourceCounters()  # another camera of the same name: its counters began anew
         return SourceCounts(**{key: value - getattr(before, key) for key, value in now.items()})
 
     def _model(self, name: str, digest: str, engine: EngineCounters) -> ModelWindow:
-        view = self._engines.get(digest)
         return ModelWindow(
             name=name,
             engine=digest,
-            variant=view.variant if view else "",
-            backend=view.backend if view else "",
+            variant=engine.variant,
+            backend=engine.backend,
             frames=_counts(engine.counters),
             batch_mean=round(engine.places / engine.batches, 3) if engine.batches else None,
             latency_ms=_latency(engine.latency),
@@ -270,12 +262,18 @@ class WindowLoop:
     A report that a consumer cannot take is logged; the next window comes all the same.
     """
 
-    def __init__(self, builder: WindowBuilder, consume: Callable[[WindowReport], None], window_s: float) -> None:
+    def __init__(
+        self,
+        builder: WindowBuilder,
+        consume: Callable[[WindowReport], None],
+        window_s: float,
+        on_death: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
         self._builder = builder
         self._consume = consume
         self._window_s = window_s
         self._stop = threading.Event()
-        self._threads = ThreadGroup()
+        self._threads = ThreadGroup(on_death)
         self.tick_ns = time.monotonic_ns()
 
     def start(self) -> None:

@@ -367,3 +367,46 @@ def test_a_supervisor_that_no_longer_looks_is_wedged_for_whoever_asks(listener: 
     assert device.supervisor.health().reasons == ("the supervisor has not looked for more than 5 s",)
     device.supervisor.tick()
     assert device.supervisor.health() == OK
+
+
+def test_ten_minutes_without_any_camera_are_no_stall(listener: Listener) -> None:
+    """In virtual time, look by look: degraded with the reason, the watchdog fed throughout."""
+    now_ns = [1_000_000_000]
+
+    def look() -> HealthInput:
+        return HealthInput(
+            now_ns=now_ns[0],
+            loops={"windows": LoopView(now_ns[0] - 100_000_000, 30.0)},
+            lanes={"detector": LaneView()},
+            cameras={"gate": camera("down", "no route to host"), "yard": camera("stalled", "no data for 5 s")},
+        )
+
+    notifier = Notifier(listener.path, watchdog_interval_s=15.0)
+    supervisor = Supervisor(look, Watchdog(notifier), clock_ns=lambda: now_ns[0])
+    fed = 0
+    for _ in range(1200):
+        now_ns[0] += 500_000_000
+        supervisor.awake()
+        health = supervisor.tick()
+        assert health.state == "degraded"
+        assert "gate" in health.reasons[0]
+        fed += sum("WATCHDOG=1" in word for word in listener.received())
+    assert fed >= 600 / 15 - 1
+
+
+def test_what_the_supervisor_does_itself_hides_no_stall() -> None:
+    """Sweeping and telling take their time between two looks; a stuck lane grows old all the same."""
+    now_ns = [1_000_000_000]
+    t_stuck_ns = now_ns[0]
+    supervisor = Supervisor(
+        lambda: HealthInput(now_ns=now_ns[0], lanes={"detector": LaneView(now_ns[0] - t_stuck_ns)}),
+        Watchdog(Notifier(None), dump=lambda: None),
+        stall_limit_s=15.0,
+        clock_ns=lambda: now_ns[0],
+    )
+    for _ in range(8):
+        now_ns[0] += 500_000_000
+        supervisor.awake()
+        now_ns[0] += 2_000_000_000  # its own work
+        health = supervisor.tick()
+    assert health.state == "wedged"

@@ -13,10 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.engine.slot import Resident
+from edge_runtime.engine.slot import EngineSlot, Resident
+from edge_runtime.pipeline.batch import Batch, Place
+from edge_runtime.pipeline.desk import Desk
+from edge_runtime.pipeline.lanes import BusyClock, run_batch, write_place
+from edge_runtime.pipeline.ledger import Ledger
 from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.activity import Counters
-from edge_runtime.records.frames import Classification, FrameResult
+from edge_runtime.records.frames import Classification, Frame, FrameResult
 from tests.awaiting import wait_until
 from tests.fakes import FakeEngine, FakePixels, ScriptedCamera, fake_decoder
 from tests.pipeline.test_ledger import identity_holds
@@ -146,11 +150,91 @@ def test_the_stop_wakes_a_producer_that_waits_for_room_and_lanes_that_wait_for_f
     blocked = [FakePixels(0, gate.wait), *range(1, 100)]  # type: ignore[arg-type]
     rig.pipeline.add_camera(ScriptedCamera("file", blocked), ["m"], full_pace=True)
     rig.pipeline.start()
-    wait_until(lambda: rig.pipeline.ledger.in_flight() >= 4)
+    wait_until(lambda: rig.pipeline.ledger.in_flight() >= 3)
     threading.Timer(0.2, gate.set).start()
     start = time.monotonic()
     assert rig.finish() == []
     assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("change", ["stop", "swap", "down", "remove"])
+def test_a_slow_writer_keeps_nobody_waiting_beyond_its_own_time(change: str) -> None:
+    """Every waiter wakes: lanes that wait for the last batch, producers that wait for room."""
+    rig = Rig()
+    model = rig.pipeline.add_model("m", make_resident(FakeEngine(), lanes=3), lanes=3)
+    slow = FakePixels(0, lambda: time.sleep(0.1))
+    rig.pipeline.add_camera(ScriptedCamera("slow", [slow]), ["m"])
+    rig.pipeline.add_camera(ScriptedCamera("file", range(100_000)), ["m"], full_pace=True)
+    rig.pipeline.start()
+    wait_until(lambda: len(rig.results["file", "m"]) > 5)
+    start = time.monotonic()
+    if change == "swap":
+        model.desk.exchange(make_resident(FakeEngine("sha256:new"), lanes=3))
+    elif change == "down":
+        model.desk.exchange(None, "test")
+    elif change == "remove":
+        rig.pipeline.remove_camera("file")
+    assert rig.finish() == []
+    assert time.monotonic() - start < 0.6
+
+
+def test_preprocess_workers_and_the_engines_owner_may_be_different_threads() -> None:
+    """As with a GPU: two threads claim and write, one runs; frames of three cameras in batches."""
+    ledger, engine = Ledger(), FakeEngine(call_cost_s=0.001)
+    desk = Desk("m", EngineSlot(make_resident(engine, places=4)), ledger, lanes=2, split=True, batch_timeout_s=0.005)
+    busy = BusyClock(2)
+    seen: dict[str, list[int]] = defaultdict(list)
+
+    def write() -> None:
+        while (work := desk.next_work(run=False)) is not None:
+            assert isinstance(work, Place)
+            assert write_place(desk, work) is None
+
+    def own() -> None:
+        while (work := desk.next_work(claim=False)) is not None:
+            assert isinstance(work, Batch)
+            run_batch(work, work.resident.lanes[0], 0, "m", ledger, busy)
+            desk.done(work)
+
+    def produce(name: str) -> None:
+        stream = ledger.open_stream(name, "m", lambda result: seen[name].append(result.frame_id), patient=True)
+        mailbox = desk.attach(stream, full_pace=True)
+        for number in range(200):
+            desk.put(mailbox, ledger.captured(stream, Frame(name, number, time.monotonic_ns(), FakePixels(number))))
+        desk.ended(mailbox)
+
+    workers = [threading.Thread(target=target) for target in (write, write, own)]
+    producers = [threading.Thread(target=produce, args=(name,)) for name in "abc"]
+    for thread in (*workers, *producers):
+        thread.start()
+    for thread in producers:
+        thread.join(20)
+    wait_until(lambda: ledger.in_flight() == 0)
+    desk.stop()
+    for thread in workers:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert seen == {name: list(range(200)) for name in "abc"}
+    assert desk.audit() == (3, 0)
+    assert engine.errors == []
+    assert max(engine.runs) > 1
+    identity_holds(ledger.cut())
+
+
+def test_a_file_at_full_pace_loses_nothing_to_time_outs_however_slow_the_model() -> None:
+    rig = Rig()
+    rig.pipeline.add_model("m", make_resident(FakeEngine(call_cost_s=0.1), lanes=1), lanes=1, timeout_s=0.25)
+    for index in range(4):
+        rig.pipeline.add_camera(ScriptedCamera(f"f{index}", range(5)), ["m"], full_pace=True)
+    rig.pipeline.start()
+
+    def all_done() -> bool:
+        rig.pipeline.sweep()
+        return not rig.pipeline.active() and rig.pipeline.ledger.in_flight() == 0
+
+    wait_until(all_done)
+    assert rig.finish() == []
+    assert (rig.totals.completed, rig.totals.failed) == (20, 0)
 
 
 def test_a_removed_camera_ends_and_the_others_go_on() -> None:
@@ -184,7 +268,9 @@ def test_a_writer_that_never_returns_costs_its_own_camera_and_one_lane() -> None
     wait_until(lambda: rig.pipeline.sweep() or rig.pipeline.ledger.oldest_ns() is None or _young(rig))
     before = len(rig.results["good", "m"])
     wait_until(lambda: len(rig.results["good", "m"]) > before + 20)
-    assert rig.pipeline.stop(0.5) == ["lane-m-0"] or rig.pipeline._lane_threads.alive()
+    hanging = rig.pipeline.stop(0.5)
+    assert len(hanging) == 1
+    assert hanging[0].startswith("lane-m-")
     gate.set()
     assert rig.pipeline._lane_threads.join(2.0) == []
     rig.cut()
@@ -263,10 +349,9 @@ def test_batching_brings_what_arithmetic_says(places: int) -> None:
     frames = sum(engine.runs) - cpu
     assert rig.finish() == []
     assert set(engine.runs[1:-2]) == {places}
-    expected = places / (0.020 + 0.001 * places)
     # what sleep() adds to each call is the engine's, not the pipeline's: measured apart
     slack_s = _oversleep(0.020 + 0.001 * places)
-    assert frames / took == pytest.approx(places / (0.020 + 0.001 * places + slack_s), rel=0.08), expected
+    assert frames / took == pytest.approx(places / (0.020 + 0.001 * places + slack_s), rel=0.05)
 
 
 def _oversleep(duration_s: float) -> float:

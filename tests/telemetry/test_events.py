@@ -126,6 +126,7 @@ def test_reported() -> None:
         boot="b1",
         session="s1",
         version="0",
+        seq=0,
         t_utc="2026-03-01T12:00:00.000Z",
         clock_synced=True,
         models=[model],

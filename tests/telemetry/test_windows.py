@@ -75,7 +75,7 @@ def samples(*values_ms: float) -> Samples:
 def a_cut(completed: int = 148) -> LedgerCut:
     counters = Counters(carried_in=1, captured=completed + 2, completed=completed, stale=2, in_flight=1)
     latency = samples(*([31.0] * (completed - 4)), *([44.0] * 4))
-    engine = EngineCounters()
+    engine = EngineCounters("fp32-416", "onnxruntime")
     engine.counters, engine.latency, engine.batches, engine.places = counters, latency, 80, 144
     engine.inference.add(14_000_000)
     return LedgerCut([StreamCut("gate", "detector", counters, latency, {})], {("detector", "sha256:one"): engine})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.errors import UsageError
 from edge_runtime.config_values import is_loopback
+from edge_runtime.errors import UsageError
 from edge_runtime.web.access import Access, DeniedError, check_listen, parse_listen, read_token
 from edge_runtime.web.server import WebServer
 from tests.web.doors import TOKEN, FakeDoor, ask, say
