@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_runtime.app.models import open_bundle
 from edge_runtime.bundled import bundled_media
@@ -66,7 +68,7 @@ def test_no_stage_makes_an_array_of_a_pictures_size() -> None:
     assert peaks["post"] < 100_000
 
 
-def lane_outputs(infer: Callable[[], object]) -> dict[str, np.ndarray]:
+def lane_outputs(infer: Callable[[], object]) -> dict[str, NDArray[Any]]:
     found = infer()
     assert isinstance(found, dict)
     return found
