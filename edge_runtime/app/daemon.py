@@ -198,11 +198,11 @@ class Daemon:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until a stop is requested or a fatal fault; False when the time is up first."""
         if not self.stopping:
-            select.select([self._wake_read], [], [], timeout_s)
+            select.select([self._wake_read], [], [], None if timeout_s is None else max(0.0, timeout_s))
         return self.stopping
 
     def stop(self) -> bool:
-        """Stop within 5 s whatever hangs; True when every thread ended and all went out. Idempotent."""
+        """Stop within 5 s whatever hangs; True when every thread ended. Idempotent."""
         end = time.monotonic() + STOP_S
 
         def left_s(most: float) -> float:
@@ -227,7 +227,7 @@ class Daemon:
         step(self.pipeline.close)
         if (web := self._web) is not None:
             step(lambda: web.stop(left_s(0.5)))
-        step(lambda: None if self.messaging.stop(left_s) else ["messages"])
+        step(lambda: self.messaging.stop(left_s))
         if (sampler := self._sampler) is not None:
             step(lambda: sampler.stop(left_s(0.3)))
         step(lambda: self._threads.join(left_s(0.3)))

@@ -94,18 +94,16 @@ class Messaging:
 
         link.subscribe(f"{self._topics.root}/cmd/+", handle)
 
-    def stop(self, left_s: Callable[[float], float]) -> bool:
-        """Send what can be sent and say goodbye; true when all went out. `left_s(most)`: how long a step may take."""
-        clean = True
+    def stop(self, left_s: Callable[[float], float]) -> None:
+        """Send what can be sent, say goodbye, keep the rest. `left_s(most)`: how long a step may take."""
         if self._spool is not None:
             self._spool.flush(left_s(FLUSH_S))
-        if self.link is not None:
-            clean = self.link.close(left_s(CLOSE_S))
-        if self._spool is not None:
-            clean = self._spool.close(left_s(SPOOL_CLOSE_S)) and clean
+        if self.link is not None and not self.link.close(left_s(CLOSE_S)):
+            log.info("mqtt: not everything could be sent and acknowledged; windows and events are kept in the store")
+        if self._spool is not None and not self._spool.close(left_s(SPOOL_CLOSE_S)):
+            log.warning("spool: it could not be closed cleanly; the next start will say so")
         if self._broker is not None:
             self._broker.stop(left_s(CLOSE_S))
-        return clean
 
     # --- out
 

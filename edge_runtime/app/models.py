@@ -21,9 +21,9 @@ from edge_runtime.vision.decode import build_decoder
 log = logging.getLogger(__name__)
 
 BATCH_CANDIDATES = (2, 4, 8)
-BATCH_GAIN = 1.1
-"""A larger batch is taken where it brings at least this factor in frames per second."""
-_BATCH_RUNS = 3
+BATCH_GAIN = 1.2
+"""A larger batch is taken where it brings at least this factor in frames per second: more than noise brings."""
+_BATCH_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True)
