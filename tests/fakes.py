@@ -56,7 +56,9 @@ class FakeLane:
         engine = self._engine
         engine.enter(count)
         try:
+            start = time.perf_counter()
             spin(engine.call_cost_s + count * engine.frame_cost_s)
+            engine.busy_s += time.perf_counter() - start  # more than it costs: sleep() comes back late
             if engine.fail is not None and engine.fail():
                 raise EngineError("injected")
             self._output = buffer.array[:count, 0, 0, 0].copy()
@@ -96,6 +98,7 @@ class FakeEngine:
         self.fail = fail
         self.closed = False
         self.runs: list[int] = []
+        self.busy_s = 0.0
         self.running = 0
         self.errors: list[str] = []
         self._lock = threading.Lock()
