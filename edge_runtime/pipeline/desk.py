@@ -363,6 +363,8 @@ class Desk:
                 # no frame waits for company beyond its deadline; where load made it late already,
                 # those that wait join at once and the batch goes as soon as none is left
                 batch.deadline_ns = entry.frame.t_capture_ns + self._timeout_ns
+                if leased.places > 1:
+                    self._wake()  # an idle lane began to wait before there was this deadline
             else:
                 batch.deadline_ns = min(batch.deadline_ns, entry.frame.t_capture_ns + self._timeout_ns)
             self._t_moved_ns = now_ns
