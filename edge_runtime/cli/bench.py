@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_runtime.cli.numbers import count, positive
 from edge_runtime.errors import EXIT_DONE, CameraError, NotThereError, UsageError
 
 if TYPE_CHECKING:
@@ -21,22 +22,6 @@ _OVERHEAD = """Process CPU per completed frame of everything but pixels and infe
 through capture, claim, lanes, tickets, ledger and windows, with an engine that answers at once."""
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return value
-
-
-def _count(text: str) -> int:
-    if not (text.isdecimal() and 0 < int(text) <= 10_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `bench` its sub-commands."""
     commands = parser.add_subparsers(dest="bench_command", required=True, metavar="COMMAND")
@@ -47,23 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pipeline.add_argument("--variant", default="auto", help="default: the bundle's first")
     pipeline.add_argument("--heavy", action="store_true", help="a model with YOLOv8n's weight in place of a bundle")
     pipeline.add_argument("--clip", type=Path, metavar="FILE", help="default: the bundled clip")
-    pipeline.add_argument("--lanes", type=_count, metavar="N", help="default: one per core")
+    pipeline.add_argument("--lanes", type=count, metavar="N", help="default: one per core")
     pipeline.add_argument(
-        "--seconds", type=_positive, default=4.0, metavar="S", help="of each part of a repeat (%(default)s)"
+        "--seconds", type=positive, default=4.0, metavar="S", help="of each part of a repeat (%(default)s)"
     )
     _add_common(pipeline)
     overhead = commands.add_parser("overhead", help="what the framework itself costs", description=_OVERHEAD)
-    overhead.add_argument(
-        "--cameras", type=_count, nargs="+", default=[1, 16, 32], metavar="N", help="default: 1 16 32"
-    )
-    overhead.add_argument("--fps", type=_positive, default=10.0, help="of each camera (%(default)s)")
-    overhead.add_argument("--lanes", type=_count, metavar="N", help="default: one per core")
-    overhead.add_argument("--seconds", type=_positive, default=10.0, metavar="S", help="of each repeat (%(default)s)")
+    overhead.add_argument("--cameras", type=count, nargs="+", default=[1, 16, 32], metavar="N", help="default: 1 16 32")
+    overhead.add_argument("--fps", type=positive, default=10.0, help="of each camera (%(default)s)")
+    overhead.add_argument("--lanes", type=count, metavar="N", help="default: one per core")
+    overhead.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="of each repeat (%(default)s)")
     _add_common(overhead)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=_count, default=5, metavar="N", help="medians are over these (%(default)s)")
+    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="medians are over these (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

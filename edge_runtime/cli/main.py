@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_runtime import __version__
+from edge_runtime.cli.numbers import port, positive
 from edge_runtime.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, EdgeError, UsageError
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
     run.set_defaults(handler=_run)
 
     demo = commands.add_parser("demo", help="everything embedded: bundled model and clip, broker, simulated power")
-    demo.add_argument("--seconds", type=_seconds, default=60.0, metavar="N", help="default 60; Ctrl-C ends it too")
-    demo.add_argument("--port", type=_port, metavar="P", help="the broker's port (default 1883, or a free one)")
+    demo.add_argument("--seconds", type=positive, default=60.0, metavar="N", help="default 60; Ctrl-C ends it too")
+    demo.add_argument("--port", type=port, metavar="P", help="the broker's port (default 1883, or a free one)")
     demo.add_argument("--clip", type=Path, metavar="FILE", help="another clip or folder of pictures")
     demo.add_argument("--bundle", type=Path, metavar="DIR", help="another model bundle")
     _add_logging(demo)
@@ -101,22 +102,6 @@ def _add_logging(parser: argparse.ArgumentParser) -> None:
         "--log-format", choices=("text", "json"), default="text", help="how logs on standard error look"
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more")
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return value
-
-
-def _port(text: str) -> int:
-    if not (text.isdecimal() and 1 <= int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: 1 to 65535")
-    return int(text)
 
 
 def _run(parsed: argparse.Namespace) -> int:

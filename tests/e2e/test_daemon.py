@@ -246,7 +246,8 @@ def test_a_wedged_lane_is_503_within_the_stall_limit_and_the_stop_still_comes(tm
     store = tmp_path / "store"
     with stuck_daemon(tmp_path, write_config(tmp_path, model=model)) as daemon:
         wait_until(lambda: is_up(store), 20)
-        wait_until(lambda: ask(store, "GET", "/healthz")[0] == 503, 20, "503")
+        # stuck after some 2 s of frames, a limit of 2 s, a look every 0.5 s
+        wait_until(lambda: ask(store, "GET", "/healthz")[0] == 503, 8, "503")
         _, document = ask(store, "GET", "/healthz")
         assert document["status"] == "wedged"
         assert "model detector" in document["reasons"][0]
