@@ -19,9 +19,19 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 # Words that the bundle format has and this version does not read yet: refused with that word, not as typos.
 _NOT_YET: Mapping[str, tuple[str, ...]] = {
-    "output.layout": ("yolov5", "yolov7", "yolov8", "yolov10", "yolov11", "rtdetr", "efficientnms"),
     "variant.pixel": ("bgr24", "rgb24", "rgba", "nv12", "uint8"),
     "input.layout": ("NHWC",),
+}
+# Names of models for which people look, and what to write for their outputs: layouts are called after the first
+# model that had them.
+_READ_AS: Mapping[str, Mapping[str, str]] = {
+    "output.layout": {
+        "yolov7": '"yolov5" reads it',
+        **dict.fromkeys(("yolov9", "yolov11", "yolov12", "yolo11", "yolo12"), '"yolov8" reads it'),
+        **dict.fromkeys(
+            ("yolov26", "yolo26"), '"yolov10" reads its end-to-end output [1, K, 6], "yolov8" its output [1, 4 + C, N]'
+        ),
+    },
 }
 
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -193,6 +203,8 @@ def _literal_problem(source: TomlSource, path: KeyPath, details: ErrorDetails, g
     known = ", ".join(words) or str(details.get("ctx", {}).get("expected", ""))
     if given in _NOT_YET.get(plain, ()):
         return source.problem(path, f"{_show(given)} is not built yet in this version", f"it reads {known}")
+    if isinstance(given, str) and (remedy := _READ_AS.get(plain, {}).get(given)):
+        return source.problem(path, f"{_show(given)} is not one of the known words", remedy)
     lower = {word.lower(): word for word in words}
     near = [lower[word] for word in difflib.get_close_matches(str(given).lower(), lower, n=1, cutoff=0.6)]
     remedy = f"did you mean {near[0]!r}? known are {known}" if near else f"known are {known}"

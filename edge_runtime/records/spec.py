@@ -8,7 +8,18 @@ from typing import Literal
 Color = Literal["RGB", "BGR"]
 Resize = Literal["letterbox-center", "letterbox-topleft", "stretch", "crop"]
 Pixel = Literal["float32"]
-Layout = Literal["centernet", "yolox", "nanodet", "classify"]
+Layout = Literal[
+    "centernet",
+    "yolox",
+    "nanodet",
+    "yolov5",
+    "yolov8",
+    "yolov10",
+    "rtdetr",
+    "rtdetr-topk",
+    "efficientnms",
+    "classify",
+]
 Task = Literal["detect", "classify"]
 
 

@@ -13,12 +13,23 @@ from typing import NamedTuple
 from edge_runtime.errors import BundleError
 from edge_runtime.records.frames import Decoder
 from edge_runtime.records.spec import InputSpec, Layout, OutputSpec
-from edge_runtime.vision.decoders import centernet, classify, nanodet, yolox
+from edge_runtime.vision.decoders import (
+    centernet,
+    classify,
+    efficientnms,
+    nanodet,
+    rtdetr,
+    rtdetr_topk,
+    yolov5,
+    yolov8,
+    yolov10,
+    yolox,
+)
 from edge_runtime.vision.decoders.common import LayoutMisfit, Shapes
 
 
 class _Family(NamedTuple):
-    classes: Callable[[Shapes, int, int], int]
+    classes: Callable[[Shapes, int, int], int | None]
     decoder: Callable[[OutputSpec, InputSpec, Shapes], Decoder]
 
 
@@ -26,16 +37,22 @@ _FAMILIES: Mapping[Layout, _Family] = {
     "centernet": _Family(centernet.classes, centernet.CenternetDecoder),
     "yolox": _Family(yolox.classes, yolox.YoloxDecoder),
     "nanodet": _Family(nanodet.classes, nanodet.NanodetDecoder),
+    "yolov5": _Family(yolov5.classes, yolov5.Yolov5Decoder),
+    "yolov8": _Family(yolov8.classes, yolov8.Yolov8Decoder),
+    "yolov10": _Family(yolov10.classes, yolov10.Yolov10Decoder),
+    "rtdetr": _Family(rtdetr.classes, rtdetr.decoder),
+    "rtdetr-topk": _Family(rtdetr_topk.classes, rtdetr_topk.RtdetrTopkDecoder),
+    "efficientnms": _Family(efficientnms.classes, efficientnms.EfficientNmsDecoder),
     "classify": _Family(classify.classes, classify.ClassifyDecoder),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutFit:
-    """A layout that a model's output shapes allow, and how many classes it would then have."""
+    """A layout that a model's output shapes allow, and how many classes it would then have; None: any number."""
 
     layout: Layout
-    classes: int
+    classes: int | None
 
 
 def suggest_layout(shapes: Shapes, width: int, height: int, *, classes: int | None = None) -> tuple[LayoutFit, ...]:
@@ -50,7 +67,7 @@ def suggest_layout(shapes: Shapes, width: int, height: int, *, classes: int | No
             found = family.classes(shapes, width, height)
         except LayoutMisfit:
             continue
-        if classes is None or found == classes:
+        if classes is None or found is None or found == classes:
             fits.append(LayoutFit(layout, found))
     return tuple(fits)
 
@@ -78,7 +95,7 @@ def build_decoder(output: OutputSpec, input: InputSpec, shapes: Mapping[str, tup
         classes = family.classes(shapes, input.width, input.height)
     except LayoutMisfit as misfit:
         raise _mismatch(output, input, shapes, str(misfit)) from None
-    if classes != len(output.labels):
+    if classes is not None and classes != len(output.labels):
         raise _mismatch(
             output, input, shapes, f"the model has {classes} classes and there are {len(output.labels)} labels"
         )
@@ -88,7 +105,9 @@ def build_decoder(output: OutputSpec, input: InputSpec, shapes: Mapping[str, tup
 def _mismatch(output: OutputSpec, spec: InputSpec, shapes: Shapes, reason: str) -> BundleError:
     found = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "no outputs"
     fits = suggest_layout(shapes, spec.width, spec.height)
-    would = " or ".join(f"{fit.layout!r} with {fit.classes} labels" for fit in fits)
+    would = " or ".join(
+        f"{fit.layout!r} with {'any number of' if fit.classes is None else fit.classes} labels" for fit in fits
+    )
     return BundleError(
         f"the output layout is declared as {output.layout!r}, but {reason}; found: {found}",
         code="layout_mismatch",

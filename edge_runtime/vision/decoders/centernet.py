@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from edge_runtime.records.frames import Detections, Transform
 from edge_runtime.records.spec import InputSpec, OutputSpec
 from edge_runtime.vision.decoders import common
-from edge_runtime.vision.geometry import to_source
-from edge_runtime.vision.nms import no_detections, select
+from edge_runtime.vision.nms import no_detections
 
 _STRIDE = 4
 
@@ -85,12 +84,11 @@ class CenternetDecoder:
             boxes[:, 1] = y * _STRIDE - top
             boxes[:, 2] = x * _STRIDE + right
             boxes[:, 3] = y * _STRIDE + bottom
-            return select(
-                to_source(transform, boxes),
+            return common.detections(
+                transform,
+                boxes,
                 scores,
-                present[which].astype(np.int32),
-                width=transform.src_width,
-                height=transform.src_height,
+                present[which],
                 nms_iou=None,
                 max_detections=self._max_detections,
                 invalid=invalid,

@@ -1,4 +1,4 @@
-"""What the layouts share: how a misfit is told, places in a batch, anchor grids, thresholds."""
+"""What the layouts share: how a misfit is told, places in a batch, grids, thresholds, class ids, the way back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.errors import EngineError
-from edge_runtime.records.frames import Float32Array
+from edge_runtime.records.frames import Detections, Float32Array, Transform
+from edge_runtime.vision.geometry import to_source
+from edge_runtime.vision.nms import select
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Each output's shape for a batch of one, by output name."""
 
 STRIDES = (8, 16, 32)
+STRIDES_P6 = (8, 16, 32, 64)
+STRIDES_P2 = (4, 8, 16, 32)
+ANCHORS_PER_CELL = 3
+"""Of the YOLO generations that have anchor boxes, v5 and v7."""
 
 
 class LayoutMisfit(Exception):
@@ -47,9 +53,9 @@ def place(outputs: Mapping[str, NDArray[Any]], name: str, index: int, shape: tup
     return result
 
 
-def anchor_count(width: int, height: int) -> int:
-    """Cells of the grids of strides 8, 16 and 32 over an input of width x height px."""
-    return sum(-(-height // stride) * -(-width // stride) for stride in STRIDES)
+def anchor_count(width: int, height: int, strides: tuple[int, ...] = STRIDES) -> int:
+    """Cells of the grids of these strides over an input of width x height px."""
+    return sum(-(-height // stride) * -(-width // stride) for stride in strides)
 
 
 def anchor_grid(width: int, height: int) -> Float32Array:
@@ -70,6 +76,22 @@ def anchors_misfit(shape: tuple[int, ...], columns: str, width: int, height: int
         f"its output is [1, {wanted}, {columns}] for an input of {width}x{height} "
         f"(strides 8, 16, 32), and the model's is {list(shape)}"
     )
+
+
+def refuse_grid(shape: tuple[int, ...], width: int, height: int) -> None:
+    """Raises LayoutMisfit where `shape`, of an output whose rows are chosen boxes, is that of a grid.
+
+    Any number of rows is possible there, so that every undecoded head would fit too: a YOLOX of one class is
+    as wide as a row of box, score and class.
+    """
+    cells = {anchor_count(width, height, strides) for strides in (STRIDES, STRIDES_P6, STRIDES_P2)}
+    cells |= {ANCHORS_PER_CELL * count for count in cells}
+    for axis in shape[1:]:
+        if axis in cells:
+            raise LayoutMisfit(
+                f"its rows are boxes that are chosen already, and {axis} is the number of a grid's cells "
+                f"for an input of {width}x{height}: the model's output {list(shape)} is still to be decoded"
+            )
 
 
 def above(values: NDArray[Any], threshold: np.float32) -> NDArray[np.intp]:
@@ -93,3 +115,65 @@ def candidates(scores: NDArray[Any], threshold: np.float32) -> tuple[NDArray[np.
         return indices, picked, 0
     good = np.flatnonzero(finite)
     return indices[good], picked[good], indices.shape[0] - good.shape[0]
+
+
+def objectness_candidates(
+    cells: NDArray[Any], threshold: np.float32
+) -> tuple[NDArray[np.intp], Float32Array, Float32Array, NDArray[np.intp], int]:
+    """The rows of a head of objectness and class scores whose product is above the threshold.
+
+    cells: [n, 5 + C], column 4 the objectness, the class scores behind it, all activated. The best class of
+    each row, as YOLOX and Ultralytics YOLOv5 take it. Returns the rows' indices, the rows as float32, their
+    scores, their class ids, and how many were not finite and are left out.
+    """
+    # Class scores are at most 1, so a cell whose objectness is not above the threshold is out: one column
+    # is read instead of all of them.
+    rows = above(cells[:, 4], threshold)
+    raw: Float32Array = cells.take(rows, axis=0).astype(np.float32, copy=False)
+    best = raw[:, 5:].argmax(axis=1)
+    picked, scores, invalid = candidates(raw[:, 4] * raw[np.arange(rows.shape[0]), best + 5], threshold)
+    return rows[picked], raw[picked], scores, best[picked], invalid
+
+
+def labelled_candidates(
+    scores: NDArray[Any], class_values: NDArray[Any], threshold: np.float32, classes: int
+) -> tuple[NDArray[np.intp], Float32Array, NDArray[np.int32], int]:
+    """The rows above the threshold of an output that says each row's class: [n] scores, [n] class ids.
+
+    Returns the rows' indices, their scores, their class ids, and how many were left out because the score is
+    not finite or the class is no whole number from 0 to `classes` - 1.
+    """
+    rows, picked, invalid = candidates(scores, threshold)
+    values = class_values[rows]
+    known = np.flatnonzero((values >= 0) & (values < classes) & (values == np.floor(values)))
+    invalid += rows.shape[0] - known.shape[0]
+    return rows[known], picked[known], values[known].astype(np.int32), invalid
+
+
+def corners(boxes: Float32Array) -> Float32Array:
+    """[n, 4] centre x, centre y, width, height to x1 y1 x2 y2 (Ultralytics `xywh2xyxy`)."""
+    half = boxes[:, 2:4] * np.float32(0.5)
+    return np.concatenate((boxes[:, 0:2] - half, boxes[:, 0:2] + half), axis=1)
+
+
+def detections(
+    transform: Transform,
+    boxes: Float32Array,
+    scores: Float32Array,
+    class_ids: NDArray[np.integer],
+    *,
+    nms_iou: float | None,
+    max_detections: int,
+    invalid: int,
+) -> Detections:
+    """Candidates in model px ([n, 4] x1 y1 x2 y2) to what was found in the source, by `nms.select`."""
+    return select(
+        to_source(transform, boxes),
+        scores,
+        class_ids.astype(np.int32, copy=False),
+        width=transform.src_width,
+        height=transform.src_height,
+        nms_iou=nms_iou,
+        max_detections=max_detections,
+        invalid=invalid,
+    )

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from edge_runtime.records.frames import Detections, Float32Array, Transform
 from edge_runtime.records.spec import InputSpec, OutputSpec
 from edge_runtime.vision.decoders import common
-from edge_runtime.vision.geometry import to_source
-from edge_runtime.vision.nms import no_detections, select
+from edge_runtime.vision.nms import no_detections
 
 _BINS = 8
 _BOX_COLUMNS = 4 * _BINS
@@ -74,12 +73,11 @@ class NanodetDecoder:
             distances = _expected(raw[:, self._classes :].reshape(-1, 4, _BINS)) * self._stride[rows]
             centre = self._centre[rows]
             boxes = np.concatenate((centre - distances[:, 0:2], centre + distances[:, 2:4]), axis=1)
-            return select(
-                to_source(transform, boxes),
+            return common.detections(
+                transform,
+                boxes,
                 scores,
-                best.astype(np.int32),
-                width=transform.src_width,
-                height=transform.src_height,
+                best,
                 nms_iou=self._nms_iou,
                 max_detections=self._max_detections,
                 invalid=invalid,

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from edge_runtime.records.frames import Detections, Transform
 from edge_runtime.records.spec import InputSpec, OutputSpec
 from edge_runtime.vision.decoders import common
-from edge_runtime.vision.geometry import to_source
-from edge_runtime.vision.nms import no_detections, select
+from edge_runtime.vision.nms import no_detections
 
 _BOX_COLUMNS = 5
 
@@ -44,27 +43,18 @@ class YoloxDecoder:
     def __call__(self, outputs: Mapping[str, NDArray[Any]], index: int, transform: Transform) -> Detections:
         cells = common.place(outputs, self._name, index, self._shape)
         with np.errstate(over="ignore", invalid="ignore"):
-            # Class scores are at most 1, so a cell whose objectness is not above the threshold is out:
-            # one column is read instead of all of them.
-            rows = common.above(cells[:, 4], self._threshold)
+            rows, raw, scores, best, invalid = common.objectness_candidates(cells, self._threshold)
             if rows.shape[0] == 0:
-                return no_detections()
-            raw = cells.take(rows, axis=0).astype(np.float32, copy=False)
-            best = raw[:, _BOX_COLUMNS:].argmax(axis=1)
-            products = raw[:, 4] * raw[np.arange(rows.shape[0]), best + _BOX_COLUMNS]
-            picked, scores, invalid = common.candidates(products, self._threshold)
-            raw, best = raw[picked], best[picked]
-            grid = self._grid[rows[picked]]
+                return no_detections(invalid=invalid)
+            grid = self._grid[rows]
             stride = grid[:, 2:]
             centre = (raw[:, 0:2] + grid[:, 0:2]) * stride
             half = np.exp(raw[:, 2:4]) * stride * np.float32(0.5)
-            boxes = to_source(transform, np.concatenate((centre - half, centre + half), axis=1))
-            return select(
-                boxes,
+            return common.detections(
+                transform,
+                np.concatenate((centre - half, centre + half), axis=1),
                 scores,
-                best.astype(np.int32),
-                width=transform.src_width,
-                height=transform.src_height,
+                best,
                 nms_iou=self._nms_iou,
                 max_detections=self._max_detections,
                 invalid=invalid,
