@@ -47,7 +47,7 @@ OPTIONAL = [
 ]
 """Libraries that an extra or the device brings."""
 
-DOORS = ["camera.gstreamer", "engine.tensorrt", "fleet", "hardware.jtop", "mqtt.embedded", "prepare"]
+DOORS = ["app.evaluate", "camera.gstreamer", "engine.tensorrt", "fleet", "hardware.jtop", "mqtt.embedded", "prepare"]
 """The modules and folders that may need them."""
 
 IMPORT_ALL = f"""

@@ -5,40 +5,63 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from edge_runtime.errors import EXIT_DONE, NotThereError
+from edge_runtime.cli import prepare_evaluate
+from edge_runtime.errors import EXIT_DONE, NotThereError, UsageError
+from edge_runtime.prepare.answers import parse_number, parse_size, told
 from edge_runtime.records.spec import Color, Layout, Resize
 
 if TYPE_CHECKING:
     from edge_runtime.engine.probe import ReadImage
+    from edge_runtime.prepare.importer import ImportResult
+    from edge_runtime.prepare.sanity import SanityReport
+    from edge_runtime.prepare.suggest import Question
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `prepare` its sub-commands."""
     commands = parser.add_subparsers(dest="prepare_command", required=True, metavar="COMMAND")
     _add_import(commands.add_parser("import", help="make a bundle of an ONNX model", description=_IMPORT))
+    prepare_evaluate.add_evaluate(commands.add_parser("evaluate", help="measure a bundle's accuracy"))
+    prepare_evaluate.add_compare(commands.add_parser("compare", help="compare two bundles' accuracy"))
 
 
-_IMPORT = """Make a bundle of an ONNX model: checks that it loads and runs, fills in what is usual for its
-layout (and says so), and writes OUT_DIR in one step."""
+_IMPORT = """Make a bundle of an ONNX model. What the file states of itself is taken, and with --layout what is
+usual for that layout; anything else is asked on a terminal, and elsewhere refused with the flags to pass. With
+--images the model is run on your pictures: settings that can't be right, or that others beat clearly, are refused.
+OUT_DIR is written in one step or not at all."""
 
 
-def _size(text: str) -> tuple[int, int]:
-    sides = text.lower().split("x")
-    if len(sides) not in (1, 2) or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise argparse.ArgumentTypeError(f"{text!r} is not WIDTHxHEIGHT in px, such as 416x416")
-    return int(sides[0]), int(sides[-1])
+def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser whose reason argparse shows."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+_number = _typed(parse_number)
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.onnx", type=Path)
     parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="the bundle's folder; must not exist")
-    parser.add_argument("--labels", type=Path, required=True, metavar="FILE", help="class names, one a line, or JSON")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="class names: text or JSON (the metadata's)")
     parser.add_argument("--layout", choices=get_args(Layout), help="how the outputs are read")
     parser.add_argument(
-        "--size", type=_size, action="append", default=[], metavar="WxH", help="input size; again for more variants"
+        "--size",
+        type=_typed(parse_size),
+        action="append",
+        default=[],
+        metavar="WxH",
+        help="input size; again for more variants",
     )
     parser.add_argument("--name", help="the bundle's name (default: OUT_DIR's)")
     parser.add_argument("--version", default="1", help="the bundle's version")
@@ -46,9 +69,9 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--color", choices=get_args(Color))
     parser.add_argument("--resize", choices=get_args(Resize))
     parser.add_argument("--pad", type=int, metavar="0-255", help="grey around a letterbox")
-    parser.add_argument("--scale", type=float, help="value = (pixel * scale - mean) / std")
-    parser.add_argument("--mean", type=float, nargs=3, metavar="M", help="per channel, in the order of --color")
-    parser.add_argument("--std", type=float, nargs=3, metavar="S", help="per channel, in the order of --color")
+    parser.add_argument("--scale", type=_number, metavar="S", help="1/255, say: value = (pixel * scale - mean) / std")
+    parser.add_argument("--mean", type=_number, nargs=3, metavar="M", help="per channel, in the order of --color")
+    parser.add_argument("--std", type=_number, nargs=3, metavar="S", help="per channel, in the order of --color")
     parser.add_argument("--short-side", type=int, metavar="PX", help="with --resize crop: scale to this first")
     parser.add_argument("--score-threshold", type=float, default=0.3, metavar="0-1")
     parser.add_argument("--nms-iou", type=float, default=0.6, metavar="0-1")
@@ -57,6 +80,12 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--golden", type=Path, action="append", default=[], metavar="PICTURE", help="a golden picture; again for more"
     )
+    parser.add_argument(
+        "--images", type=Path, nargs="+", default=[], metavar="PATH", help="pictures or folders for the sanity run"
+    )
+    parser.add_argument("--sheet", type=Path, metavar="FILE", help="contact sheet of --images (OUT_DIR.import.png)")
+    parser.add_argument("--yes", action="store_true", help="take what is suggested, ask nothing")
+    parser.add_argument("--force", action="store_true", help="import in spite of the sanity run")
     parser.add_argument("--tolerance", type=float, default=0.02, help="allowed deviation from the golden outputs")
     parser.add_argument("--overwrite", action="store_true", help="replace the bundle in OUT_DIR")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -64,7 +93,10 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, read_image: ReadImage | None = None) -> int:
     """Run the parsed command; returns the exit code. `read_image` opens golden pictures. Raises EdgeError."""
-    assert args.prepare_command == "import"
+    if args.prepare_command == "evaluate":
+        return prepare_evaluate.run_evaluate(args)
+    if args.prepare_command == "compare":
+        return prepare_evaluate.run_compare(args)
     return _run_import(args, read_image)
 
 
@@ -96,25 +128,66 @@ def _run_import(args: argparse.Namespace, read_image: ReadImage | None) -> int:
         precision=args.precision,
         licence=args.licence,
         pictures=args.golden,
+        images=args.images,
+        sheet=args.sheet,
         read_image=read_image,
         tolerance=args.tolerance,
+        ask=_ask if sys.stdin.isatty() and sys.stderr.isatty() and not args.yes else None,
+        accept=args.yes,
+        force=args.force,
         overwrite=args.overwrite,
     )
-    bundle = result.bundle
     if args.json:
-        document = {
-            "bundle": str(bundle.root),
-            "name": bundle.name,
-            "digest": bundle.digest,
-            "task": bundle.manifest.bundle.task,
-            "layout": bundle.manifest.output.layout,
-            "variants": list(bundle.variants),
-            "notes": list(result.notes),
-        }
-        json.dump(document, sys.stdout, indent=2)
+        json.dump(_document(result), sys.stdout, indent=2)
         print()
         return EXIT_DONE
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
+    bundle = result.bundle
     print(f"{bundle.root}: {bundle.name} {bundle.digest}, variants {', '.join(bundle.variants)}")
     return EXIT_DONE
+
+
+def _ask(question: Question) -> str:
+    """On the terminal: standard output stays free for the result."""
+    if question.problem:
+        print(f"  {question.problem}", file=sys.stderr)
+    else:
+        choices = f" ({', '.join(question.choices)})" if question.choices else ""
+        print(f"{question.key}{choices}: {question.why}", file=sys.stderr)
+    default = f" [{question.default}]" if question.default is not None else ""
+    print(f"  {question.key}{default}: ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise UsageError("the input ended before every question was answered", remedy="pass the settings as flags")
+    return line.rstrip("\n")
+
+
+def _document(result: ImportResult) -> dict[str, Any]:
+    bundle = result.bundle
+    return {
+        "bundle": str(bundle.root),
+        "name": bundle.name,
+        "digest": bundle.digest,
+        "task": bundle.manifest.bundle.task,
+        "layout": bundle.manifest.output.layout,
+        "variants": list(bundle.variants),
+        "settings": {
+            one.key: {"value": told(one.value), "source": one.source, "why": one.why} for one in result.settings
+        },
+        "sanity": None if result.sanity is None else _sanity_document(result.sanity, result.sheet),
+        "notes": list(result.notes),
+    }
+
+
+def _sanity_document(report: SanityReport, sheet: Path | None) -> dict[str, Any]:
+    return {
+        "pictures": report.pictures,
+        "seconds": round(report.seconds, 3),
+        "found": [len(one.output) for one in report.seen[""]],
+        "evidence": {flags or "as chosen": round(report.evidence(flags), 4) for flags in report.seen},
+        "problems": report.problems,
+        "better": report.better,
+        "leads": report.leads,
+        "sheet": str(sheet),
+    }

@@ -4,46 +4,61 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from edge_runtime.durable import sync_folder, write_atomic
-from edge_runtime.engine.bundle import MANIFEST_NAME, Bundle, load_bundle
-from edge_runtime.engine.onnxrt import load_engine, open_session, output_shapes
-from edge_runtime.engine.probe import ReadImage, probe, record_golden
-from edge_runtime.errors import BundleError, EdgeError, UsageError
-from edge_runtime.prepare.families import FAMILIES, USUAL_NORMALISATIONS, Triple
-from edge_runtime.prepare.manifest_text import manifest_text
-from edge_runtime.prepare.onnx_file import OnnxFile, Precision, read_onnx
-from edge_runtime.prepare.png import encode_png
+from edge_runtime.durable import write_atomic
+from edge_runtime.engine.bundle import MANIFEST_NAME, Bundle
+from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, open_session, output_shapes
+from edge_runtime.engine.probe import ReadImage
+from edge_runtime.errors import BundleError, EdgeError, RefusedError, UsageError
+from edge_runtime.prepare.bundle_draft import BundleDraft, Golden
+from edge_runtime.prepare.contact_sheet import MAX_PICTURES, cell, contact_sheet
+from edge_runtime.prepare.exporters import Stated, read_stated, refuse_unreadable
+from edge_runtime.prepare.families import Triple
+from edge_runtime.prepare.onnx_file import OnnxFile, Precision, read_onnx, without_softmax
+from edge_runtime.prepare.sanity import LEAST_TO_COMPARE, SanityReport, alternatives, run_sanity
+from edge_runtime.prepare.suggest import (
+    Ask,
+    Setting,
+    caution,
+    input_settings,
+    layout_setting,
+    reasons,
+    settle,
+    size_setting,
+)
+from edge_runtime.records.frames import Pixels
 from edge_runtime.records.spec import Color, InputSpec, Layout, Resize
-from edge_runtime.vision.decode import suggest_layout
 
 __all__ = ["ImportResult", "import_model"]
 
 Size = tuple[int, int]
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+_MOST_PICTURES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """The new bundle, and in plain words what was assumed or changed on the way."""
+    """The new bundle; every setting with its source; in plain words what was taken or changed on the way.
+
+    `sanity` and `sheet` (the contact sheet's file) are None where no pictures were given for them.
+    """
 
     bundle: Bundle
     notes: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    sanity: SanityReport | None = None
+    sheet: Path | None = None
 
 
 def import_model(
     onnx_path: Path,
     out_dir: Path,
     *,
-    labels: Path,
+    labels: Path | None = None,
     name: str | None = None,
     version: str = "1",
     layout: Layout | None = None,
@@ -61,71 +76,94 @@ def import_model(
     precision: Precision | None = None,
     licence: str | None = None,
     pictures: Sequence[Path] = (),
+    images: Sequence[Path] = (),
+    sheet: Path | None = None,
     read_image: ReadImage | None = None,
     tolerance: float = 0.02,
+    ask: Ask | None = None,
+    accept: bool = False,
+    force: bool = False,
     overwrite: bool = False,
 ) -> ImportResult:
     """Make the bundle `out_dir` of an ONNX model: one variant per size, all of the same file.
 
-    labels: a text file with a class name a line, or a JSON list. sizes: (width, height) in px; left out, the
-    model's own fixed size. What is None is filled in: `layout` where the output shapes allow only one, the
-    preprocessing by what is usual for that layout; every such choice is in the result's notes. pictures: made
-    into golden pictures of each size through `read_image`, with the model's answers as golden outputs.
+    labels: a text file with a class name a line, or a JSON list; left out, the metadata's. sizes: (width, height)
+    in px; left out, the model's own. What is None is suggested from the file and the layout's convention, and
+    settled as `suggest.py` says: through `ask`, or by `accept` for what has a suggestion. pictures: made into
+    golden pictures of each size through `read_image`, with the model's answers as golden outputs.
+
+    images: pictures for the sanity run of the first size (`sanity.py`) and for the contact sheet, a PNG written
+    to `sheet` (default: `out_dir` with .import.png added) before anything is refused. `force`: what the run
+    finds wrong becomes a note.
 
     The bundle is written aside, loaded, run, and only then put in place in one rename: there never is a half
     one. With `overwrite` an existing bundle is replaced (in two renames; it comes back if the second fails).
 
     Raises BundleError for a model that cannot be a bundle as described, UsageError for what the caller has to
-    decide or correct, EdgeError (code "write_failed") when the disk refuses.
+    decide or correct (code "settings_open" where settings have to be said), RefusedError (code "sanity") where
+    the sanity run says no, EdgeError (code "write_failed") when the disk refuses.
     """
     _check_target(out_dir, overwrite)
-    if pictures and read_image is None:
-        raise UsageError("golden pictures need a reader of pictures")
+    if (pictures or images) and read_image is None:
+        raise UsageError("pictures need a reader of pictures")
     notes: list[str] = []
+    images = _listed(images, notes)
+    sheet = sheet or out_dir.with_name(f"{out_dir.name}.import.png")
+    if images and not sheet.parent.is_dir():
+        raise UsageError("there is no such folder", where=str(sheet.parent), remedy="make it first")
+    where = str(onnx_path)
     model = read_onnx(onnx_path)
     if model.joined:
         notes.append("the weights in the second file (external data) were joined into model.onnx")
-    words = _read_labels(labels)
-    sizes = _sizes(model, str(onnx_path), tuple(sizes), notes)
-    layout = _layout(model, str(onnx_path), sizes[0], len(words), layout, notes)
-    family = FAMILIES[layout]
+    refuse_unreadable(model, where)
+    stated = read_stated(model, where)
+    notes += stated.notes
+    words, labels_setting = _labels(labels, stated, where, notes)
+    (size,) = settle([size_setting(model, stated, tuple(sizes))], ask, accept, where)
+    shapes, _ = output_shapes(open_session(model.data, where), InputSpec(*size.value[0]), where)
+    first = layout_setting(shapes, size.value[0], len(words), stated, layout, where)
+    agreed = not first.open
+    if ask is not None or first.source is None:  # all else depends on it
+        (first,) = settle([first], ask, accept, where)
     given = {"color": color, "resize": resize, "pad": pad, "scale": scale, "mean": mean, "std": std}
-    table: dict[str, Any] = {"layout": "NCHW"}
-    for key, value in given.items():
-        usual = getattr(family, key)
-        if value is None and usual is None:
-            raise UsageError(
-                f"{layout} models differ in their {key}, and a wrong one costs accuracy without an error",
-                where=f"--{key}",
-                remedy=f"say what the model was trained with; usual are {USUAL_NORMALISATIONS}",
-            )
-        table[key] = usual if value is None else value
-    assumed = [f"{key} = {_told(table[key])}" for key, value in given.items() if value is None]
-    if assumed:
-        notes.append(f"taken as usual for {layout}: {', '.join(assumed)}")
-    table["short_side"] = short_side
+    rest = input_settings(first, agreed, stated, {**given, "short_side": short_side})
+    chosen, *rest = settle([first, *rest], ask, accept, where)
+    settings = (size, chosen, *rest, labels_setting)
+    notes += _taken(settings, chosen.value)
+    if note := caution(chosen.value, rest):
+        notes.append(note)
+    if chosen.value == "classify" and (bare := without_softmax(model)) is not None:
+        model = bare
+        notes.append("the softmax at the end was taken out of model.onnx: scores are computed from its logits")
+    licence = licence or stated.licence
     if licence is None:
         notes.append("no licence was given: the bundle says 'not stated'")
-    precision = precision or model.precision
-    draft = _Draft(
+    draft = BundleDraft(
+        model=model.data,
+        labels=words,
         bundle={
             "name": name or out_dir.resolve().name,
             "version": version,
-            "task": "classify" if layout == "classify" else "detect",
+            "task": "classify" if chosen.value == "classify" else "detect",
             "labels": "labels.txt",
             "licence": licence or "not stated",
         },
-        input=table,
+        input={"layout": "NCHW", **{one.key: one.value for one in rest}},
         output={
-            "layout": layout,
+            "layout": chosen.value,
             "score_threshold": score_threshold,
             "nms_iou": nms_iou,
             "max_detections": max_detections,
         },
-        variants=[_variant(precision, size, model) for size in sizes],
+        variants=[_variant(precision or model.precision, one, model) for one in size.value],
     )
+    check = None
+    if images:
+        assert read_image is not None
+        check = _Check(images, _named(read_image), sheet, force, notes)
+    golden = Golden(pictures, _named(read_image), tolerance) if pictures and read_image is not None else None
     try:
-        bundle = _write(out_dir, model, words, draft, pictures, read_image, tolerance, notes)
+        bundle = draft.write(out_dir, golden, check, notes)
     except OSError as error:
         raise EdgeError(
             f"the bundle could not be written: {error.strerror or error}",
@@ -135,19 +173,124 @@ def import_model(
         ) from error
     if not pictures:
         notes.append("no golden pictures: engines of this bundle can't be proved after a build; give some pictures")
-    return ImportResult(bundle, tuple(notes))
+    if check is None:
+        notes.append("no pictures were looked at: a wrong colour order or scale would not show; give some by --images")
+        return ImportResult(bundle, tuple(notes), settings)
+    return ImportResult(bundle, tuple(notes), settings, check.report, sheet)
 
 
-@dataclass(slots=True)
-class _Draft:
-    bundle: Mapping[str, Any]
-    input: Mapping[str, Any]
-    output: Mapping[str, Any]
-    variants: list[dict[str, Any]]
+def _taken(settings: Sequence[Setting], layout: Layout) -> list[str]:
+    """What was not given, one line for each reason."""
+    taken = [one for one in settings if one.source not in (None, "given") and one.value is not None]
+    told_of = reasons(taken)
+    return [
+        f"{reason.replace('usual', f'usual for {layout}', 1)}: {', '.join(values)}"
+        for reason, values in told_of.items()
+    ]
 
 
-def _told(value: Any) -> str:
-    return "/".join(f"{item:g}" for item in value) if isinstance(value, tuple) else str(value)
+def _listed(paths: Sequence[Path], notes: list[str]) -> list[Path]:
+    """The pictures that files and folders name, in order; of very many, some spread evenly."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
+        if not inside:
+            raise UsageError("holds no pictures", where=str(path), remedy=f"wanted are files {', '.join(_SUFFIXES)}")
+        found += inside
+    if len(found) > _MOST_PICTURES:
+        notes.append(f"{_MOST_PICTURES} of {len(found)} pictures are looked at, spread evenly")
+        found = [found[index * len(found) // _MOST_PICTURES] for index in range(_MOST_PICTURES)]
+    return found
+
+
+def _named(read_image: ReadImage) -> ReadImage:
+    """The same reader, whose refusals name the file."""
+
+    def read(path: Path) -> Pixels:
+        try:
+            return read_image(path)
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror or error}"
+        except EdgeError as error:
+            reason = error.message
+        raise UsageError(
+            reason, code="image_unreadable", where=str(path), remedy="name JPEG, PNG, BMP or WebP pictures"
+        )
+
+    return read
+
+
+def _labels(path: Path | None, stated: Stated, where: str, notes: list[str]) -> tuple[tuple[str, ...], Setting]:
+    if path is None:
+        if stated.labels is None:
+            raise UsageError(
+                "the file does not name its classes", code="settings_open", where=where, remedy="pass --labels FILE"
+            )
+        return stated.labels, Setting("labels", f"{len(stated.labels)} names", "stated", "the metadata")
+    words = _read_labels(path)
+    if stated.labels is not None and len(stated.labels) != len(words):
+        raise BundleError(
+            f"names {len(words)} classes, and the model's metadata {len(stated.labels)}",
+            code="labels_contradict",
+            where=str(path),
+            remedy="name the model's own labels, or leave --labels out",
+        )
+    if stated.labels is not None and stated.labels != words:
+        place = next(index for index, (one, other) in enumerate(zip(words, stated.labels, strict=True)) if one != other)
+        notes.append(f"class {place} is {words[place]!r} by {path} and {stated.labels[place]!r} by the metadata")
+    return words, Setting("labels", str(path), "given", "given")
+
+
+class _Check:
+    """The sanity run and the contact sheet over an engine that is not in place yet."""
+
+    def __init__(
+        self, images: Sequence[Path], read_image: ReadImage, sheet: Path, force: bool, notes: list[str]
+    ) -> None:
+        self._images = images
+        self._read_image = read_image
+        self._sheet = sheet
+        self._force = force
+        self._notes = notes
+        self.report: SanityReport | None = None
+
+    def __call__(self, engine: OnnxRuntimeEngine) -> None:
+        """Raises RefusedError (code "sanity") with the figures."""
+        info = engine.info
+        trials = alternatives(info.input, info.output, info.output_shapes)
+        self.report = report = run_sanity(engine, self._images, self._read_image, trials)
+        beside = report.better or report.leads
+        self._draw(report, beside, info.output.labels)
+        told_of = f"beside each picture as chosen, with {beside}: {self._sheet}" if beside else f"see {self._sheet}"
+        if report.problems and not self._force:
+            better = f"pass {report.better}; " if report.better else ""
+            raise RefusedError(
+                f"the sanity run over {report.pictures} pictures says no: {'; '.join(report.problems)}",
+                code="sanity",
+                remedy=f"{better}{told_of}; --force imports it as it is",
+            )
+        self._notes += [f"forced in spite of the sanity run: {problem}" for problem in report.problems]
+        if report.leads:
+            self._notes.append(
+                f"{report.leads} may be better: evidence {report.evidence(report.leads):.2f} against "
+                f"{report.evidence():.2f}, not enough to be sure; give more pictures"
+            )
+        if report.pictures < len(self._images):
+            self._notes.append(f"{report.pictures} of {len(self._images)} pictures were run in {report.seconds:.0f} s")
+        if report.pictures < LEAST_TO_COMPARE:
+            self._notes.append(f"fewer than {LEAST_TO_COMPARE} pictures: other settings were not compared")
+        found = sum(len(one.output) for one in report.seen[""])
+        self._notes.append(f"sanity run: {report.pictures} pictures, {found} results; {told_of}")
+
+    def _draw(self, report: SanityReport, beside: str | None, labels: Sequence[str]) -> None:
+        cells = []
+        for place, path in enumerate(self._images[: min(MAX_PICTURES, report.pictures)]):
+            outputs = [report.seen[flags][place].output for flags in ("", beside) if flags is not None]
+            cells.append(cell(self._read_image(path), outputs, labels))
+        write_atomic(self._sheet, contact_sheet(cells))
 
 
 def _check_target(out_dir: Path, overwrite: bool) -> None:
@@ -161,51 +304,6 @@ def _check_target(out_dir: Path, overwrite: bool) -> None:
         raise UsageError("exists and is no bundle", where=str(out_dir), remedy="name a new folder")
     if not overwrite:
         raise UsageError("is a bundle already", where=str(out_dir), remedy="name a new folder, or pass --overwrite")
-
-
-def _sizes(model: OnnxFile, where: str, sizes: tuple[Size, ...], notes: list[str]) -> tuple[Size, ...]:
-    if sizes:
-        return tuple(dict.fromkeys(sizes))
-    inputs = open_session(model.data, where).get_inputs()
-    shape = list(inputs[0].shape) if len(inputs) == 1 else []
-    if len(shape) != 4:  # not for pictures: the check with any size says what is wrong
-        return ((416, 416),)
-    height, width = shape[2:]
-    if isinstance(height, int) and isinstance(width, int):
-        notes.append(f"size = {width}x{height}, the model's own")
-        return ((width, height),)
-    raise UsageError(
-        "the model takes pictures of any size, so the size has to be chosen",
-        where=where,
-        remedy="pass --size WIDTHxHEIGHT, such as 416x416; larger is more accurate and slower",
-    )
-
-
-def _layout(model: OnnxFile, where: str, size: Size, classes: int, layout: Layout | None, notes: list[str]) -> Layout:
-    spec = InputSpec(*size)
-    shapes, _ = output_shapes(open_session(model.data, where), spec, where)
-    if layout is not None:
-        return layout  # load_engine judges it, with its own words
-    found = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-    fits = suggest_layout(shapes, *size, classes=classes)
-    if len(fits) == 1:
-        notes.append(f"layout = {fits[0].layout}: the only known one that fits {found} with {classes} labels")
-        return fits[0].layout
-    if fits:
-        raise UsageError(
-            f"the outputs {found} could be of several layouts: {', '.join(fit.layout for fit in fits)}",
-            code="layout_ambiguous",
-            where=where,
-            remedy="pass --layout with the one that the model was made with",
-        )
-    others = suggest_layout(shapes, *size)
-    would = " or ".join(f"{fit.layout} with {fit.classes} labels" for fit in others)
-    raise BundleError(
-        f"the outputs {found} fit no known layout with {classes} labels",
-        code="layout_mismatch",
-        where=where,
-        remedy=f"they would fit {would}" if would else f"known layouts are {', '.join(FAMILIES)}",
-    )
 
 
 def _read_labels(path: Path) -> tuple[str, ...]:
@@ -240,119 +338,3 @@ def _variant(precision: Precision, size: Size, model: OnnxFile) -> dict[str, Any
         "pixel": "float32",
         "files": {"onnxruntime": file, "tensorrt": file},
     }
-
-
-def _write(
-    out_dir: Path,
-    model: OnnxFile,
-    words: Sequence[str],
-    draft: _Draft,
-    pictures: Sequence[Path],
-    read_image: ReadImage | None,
-    tolerance: float,
-    notes: list[str],
-) -> Bundle:
-    aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".new", dir=out_dir.parent))
-    try:
-        aside.chmod(0o755)
-        write_atomic(aside / "model.onnx", model.data)
-        write_atomic(aside / "labels.txt", "".join(f"{word}\n" for word in words).encode())
-        _write_manifest(aside, draft)
-        bundle = load_bundle(aside)
-        for name in bundle.variants:
-            engine = load_engine(bundle, name)
-            if engine.allowed_batches is not None:
-                notes.append(f"{name} runs batches of {engine.allowed_batches[0]} only: its batch axis is fixed")
-            engine.close()
-        if pictures:
-            assert read_image is not None
-            for variant in draft.variants:
-                _add_golden(aside, bundle, variant, pictures, read_image, tolerance)
-            _write_manifest(aside, draft)
-            bundle = load_bundle(aside)
-            for name in bundle.variants:  # proves that what was just written is read back as meant
-                engine = load_engine(bundle, name)
-                probe(engine, engine.open_lane(), bundle, name, read_image)
-                engine.close()
-        _put_in_place(aside, out_dir)
-        return replace(bundle, root=out_dir)
-    except BundleError as error:
-        # The folder aside is gone when the operator reads this.
-        hint = error.message.replace(f"{aside}{os.sep}", "")
-        place = error.where.replace(str(aside), str(out_dir)) if error.where else None
-        raise BundleError(hint, code=error.code, where=place, remedy=error.remedy) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _write_manifest(folder: Path, draft: _Draft) -> None:
-    listed = {"model.onnx", MANIFEST_NAME}
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder).as_posix()
-        if path.is_file() and relative not in listed:
-            files[relative] = hashlib.sha256(path.read_bytes()).hexdigest()
-    text = manifest_text(draft.bundle, draft.input, draft.output, draft.variants, files)
-    write_atomic(folder / MANIFEST_NAME, text.encode())
-
-
-def _add_golden(
-    folder: Path,
-    bundle: Bundle,
-    variant: dict[str, Any],
-    pictures: Sequence[Path],
-    read_image: ReadImage,
-    tolerance: float,
-) -> None:
-    name = variant["name"]
-    place = folder / "golden" / name
-    place.mkdir(parents=True)
-    made = []
-    for number, picture in enumerate(pictures, start=1):
-        path = place / f"{number:02d}-{picture.stem}.png"
-        write_atomic(path, golden_picture(read_image, picture, bundle.input_spec(name)))
-        made.append(path)
-    sync_folder(place)
-    engine = load_engine(bundle, name)
-    try:
-        write_atomic(folder / "golden" / f"{name}.npz", record_golden(engine, engine.open_lane(), made, read_image))
-    finally:
-        engine.close()
-    variant["golden"] = {
-        "inputs": f"golden/{name}/*.png",
-        "outputs": f"golden/{name}.npz",
-        "tolerance": tolerance,
-    }
-
-
-def golden_picture(read_image: ReadImage, picture: Path, spec: InputSpec) -> bytes:
-    """A PNG of the picture as the model sees it before normalisation: preprocessing it again scales nothing.
-
-    Its size is the model's input, or for a crop with a `short_side` the part around it. The last three bits of
-    every value are levelled, which halves the file and leaves people people.
-    """
-    size = replace(spec, color="RGB", scale=1.0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    if spec.short_side is not None:
-        size = replace(size, width=max(spec.width, spec.short_side), height=max(spec.height, spec.short_side))
-    plane = np.empty(size.shape, np.float32)
-    read_image(picture).write_into(plane, size)
-    pixels = np.clip(np.rint(plane), 0, 255).astype(np.uint8).transpose(1, 2, 0)
-    pixels = pixels & np.uint8(0xF8) | np.uint8(0x04)
-    return encode_png(pixels)
-
-
-def _put_in_place(aside: Path, out_dir: Path) -> None:
-    sync_folder(aside)
-    old = aside.with_suffix(".old")
-    replaced = out_dir.exists()
-    if replaced:
-        out_dir.rename(old)
-    try:
-        aside.rename(out_dir)
-    except OSError:
-        if replaced:
-            old.rename(out_dir)
-        raise
-    sync_folder(out_dir.parent)
-    if replaced:
-        shutil.rmtree(old, ignore_errors=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +17,32 @@ Precision = Literal["fp32", "fp16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output as declared: `kind` is ONNX's word (FLOAT, UINT8, ...), unknown dimensions are None."""
+
+    name: str
+    kind: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OnnxFile:
-    """`data`: the whole model in one piece, the file's own bytes where it was so already (`joined` false)."""
+    """`data`: the whole model in one piece, the file's own bytes where it was so already (`joined` false).
+
+    `metadata`: the file's metadata_props, as any stranger may have written them. `inputs` are without the
+    weights; `operators` the kinds of all nodes; `producer` and `graph` the names that the exporter gave.
+    """
 
     data: bytes
     joined: bool
     precision: Precision
     opset: int
+    producer: str
+    graph: str
+    metadata: Mapping[str, str]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    operators: frozenset[str]
 
 
 def read_onnx(path: Path) -> OnnxFile:
@@ -54,7 +74,39 @@ def read_onnx(path: Path) -> OnnxFile:
     if joined:
         data = _join(model, path)
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    return OnnxFile(data, joined, _precision(model), opset)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return OnnxFile(
+        data=data,
+        joined=joined,
+        precision=_precision(model),
+        opset=opset,
+        producer=model.producer_name,
+        graph=model.graph.name,
+        metadata={entry.key: entry.value for entry in model.metadata_props},
+        inputs=tuple(_port(value) for value in model.graph.input if value.name not in weights),
+        outputs=tuple(_port(value) for value in model.graph.output),
+        operators=frozenset(node.op_type for node in nodes),
+    )
+
+
+def _port(value: Any) -> Port:
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+    return Port(value.name, onnx.TensorProto.DataType.Name(tensor.elem_type), shape)
+
+
+def without_softmax(model: OnnxFile) -> OnnxFile | None:
+    """The same classifier up to its logits, where its only output comes straight from a softmax; else None."""
+    made: Any = onnx.load_model_from_string(model.data)
+    if len(made.graph.output) != 1:
+        return None
+    (output,) = made.graph.output
+    last = next((node for node in made.graph.node if output.name in node.output), None)
+    if last is None or last.op_type != "Softmax" or len(output.type.tensor_type.shape.dim) != 2:
+        return None
+    output.name = last.input[0]
+    made.graph.node.remove(last)
+    return replace(model, data=made.SerializeToString(), outputs=(_port(output),))
 
 
 def _join(model: Any, path: Path) -> bytes:

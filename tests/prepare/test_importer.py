@@ -17,7 +17,7 @@ from edge_runtime.engine.bundle import load_bundle
 from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.engine.probe import probe
 from edge_runtime.errors import BundleError, UsageError
-from edge_runtime.prepare import importer
+from edge_runtime.prepare import bundle_draft
 from edge_runtime.prepare.importer import import_model
 from edge_runtime.prepare.manifest_text import manifest_text
 from edge_runtime.prepare.png import encode_png
@@ -25,7 +25,7 @@ from edge_runtime.records.frames import Pixels
 from edge_runtime.toml_source import parse_toml
 from tests.engine.graphs import SIDE, classifier, graph, nan_classifier, node
 
-USUAL: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (255.0, 255.0, 255.0)}
+USUAL: dict[str, Any] = {"layout": "classify", "mean": (0.0, 0.0, 0.0), "std": (255.0, 255.0, 255.0)}
 
 
 def read_image(path: Path) -> Pixels:
@@ -70,6 +70,7 @@ def test_real_detectors(
         tmp_path / "out",
         labels=assets / "models" / "coco_80_names.txt",
         sizes=[size] if layout == "centernet" else [],
+        accept=True,
     )
     table = result.bundle.manifest
     assert (table.output.layout, table.input.color, table.input.resize) == (layout, color, resize)
@@ -88,6 +89,7 @@ def test_a_real_classifier_with_golden_pictures(assets: Path, tmp_path: Path) ->
         assets / "models" / "efficientnet_lite0.onnx",
         tmp_path / "lite0",
         labels=assets / "models" / "imagenet_1000_names.json",
+        layout="classify",
         mean=(127.0, 127.0, 127.0),
         std=(128.0, 128.0, 128.0),
         short_side=256,
@@ -201,7 +203,7 @@ def test_overwrite(model: Path, labels: Path, tmp_path: Path, monkeypatch: pytes
     first = import_model(model, out, labels=labels, sizes=[(32, 32)], **USUAL).bundle
     with pytest.raises(UsageError, match="--overwrite"):
         import_model(model, out, labels=labels, sizes=[(64, 64)], **USUAL)
-    monkeypatch.setattr(importer, "load_engine", lambda *_: 1 / 0)
+    monkeypatch.setattr(bundle_draft, "load_engine", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         import_model(model, out, labels=labels, sizes=[(64, 64)], overwrite=True, **USUAL)
     assert load_bundle(out).digest == first.digest
@@ -260,6 +262,8 @@ def test_the_command(model: Path, labels: Path, tmp_path: Path, capsys: pytest.C
     usual = [
         "--labels",
         str(labels),
+        "--layout",
+        "classify",
         "--mean",
         "0",
         "0",
@@ -284,6 +288,6 @@ def test_the_command(model: Path, labels: Path, tmp_path: Path, capsys: pytest.C
     assert command.run(parse(str(model), str(tmp_path / "two"), *usual)) == 0
     captured = capsys.readouterr()
     assert "two: two sha256:" in captured.out
-    assert "note: taken as usual for classify" in captured.err
+    assert "note: usual for classify (torchvision's" in captured.err
     with pytest.raises(SystemExit):
         parse(str(model), "out", "--labels", "x", "--size", "12y3")

@@ -1,0 +1,157 @@
+"""A bundle being made: written aside, loaded, run, and only then put in place, so that there never is half of one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.durable import sync_folder, write_atomic
+from edge_runtime.engine.bundle import MANIFEST_NAME, Bundle, load_bundle
+from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, load_engine
+from edge_runtime.engine.probe import ReadImage, probe, record_golden
+from edge_runtime.errors import BundleError
+from edge_runtime.prepare.manifest_text import manifest_text
+from edge_runtime.prepare.png import encode_png
+from edge_runtime.records.spec import InputSpec
+
+__all__ = ["BundleDraft", "Golden", "golden_picture"]
+
+Prove = Callable[[OnnxRuntimeEngine], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """Pictures to make golden ones of, by `read_image`; `tolerance` as in records of the golden check."""
+
+    pictures: Sequence[Path]
+    read_image: ReadImage
+    tolerance: float
+
+
+@dataclass(slots=True)
+class BundleDraft:
+    """The tables of a bundle.toml to be, the model's bytes and the labels."""
+
+    model: bytes
+    labels: Sequence[str]
+    bundle: Mapping[str, Any]
+    input: Mapping[str, Any]
+    output: Mapping[str, Any]
+    variants: list[dict[str, Any]]
+
+    def write(self, out_dir: Path, golden: Golden | None, prove: Prove | None, notes: list[str]) -> Bundle:
+        """Make the bundle `out_dir`, replacing one that is there (in two renames; it comes back if the second fails).
+
+        prove: given the loaded engine of the first variant before anything is in place; what it raises ends the
+        writing. `notes` is added to.
+
+        Raises BundleError for what does not load and run, OSError when the disk refuses; then nothing is left.
+        """
+        aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".new", dir=out_dir.parent))
+        try:
+            aside.chmod(0o755)
+            write_atomic(aside / "model.onnx", self.model)
+            write_atomic(aside / "labels.txt", "".join(f"{word}\n" for word in self.labels).encode())
+            self._write_manifest(aside)
+            bundle = load_bundle(aside)
+            for place, name in enumerate(bundle.variants):
+                engine = load_engine(bundle, name)
+                if engine.allowed_batches is not None:
+                    notes.append(f"{name} runs batches of {engine.allowed_batches[0]} only: its batch axis is fixed")
+                try:
+                    if prove is not None and place == 0:
+                        prove(engine)
+                finally:
+                    engine.close()
+            if golden is not None:
+                for variant in self.variants:
+                    _add_golden(aside, bundle, variant, golden)
+                self._write_manifest(aside)
+                bundle = load_bundle(aside)
+                for name in bundle.variants:  # proves that what was just written is read back as meant
+                    engine = load_engine(bundle, name)
+                    probe(engine, engine.open_lane(), bundle, name, golden.read_image)
+                    engine.close()
+            _put_in_place(aside, out_dir)
+            return replace(bundle, root=out_dir)
+        except BundleError as error:
+            # The folder aside is gone when the operator reads this.
+            hint = error.message.replace(f"{aside}{os.sep}", "")
+            place_told = error.where.replace(str(aside), str(out_dir)) if error.where else None
+            raise BundleError(hint, code=error.code, where=place_told, remedy=error.remedy) from None
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _write_manifest(self, folder: Path) -> None:
+        listed = {"model.onnx", MANIFEST_NAME}
+        files = {}
+        for path in sorted(folder.rglob("*")):
+            relative = path.relative_to(folder).as_posix()
+            if path.is_file() and relative not in listed:
+                files[relative] = hashlib.sha256(path.read_bytes()).hexdigest()
+        text = manifest_text(self.bundle, self.input, self.output, self.variants, files)
+        write_atomic(folder / MANIFEST_NAME, text.encode())
+
+
+def _add_golden(folder: Path, bundle: Bundle, variant: dict[str, Any], golden: Golden) -> None:
+    name = variant["name"]
+    place = folder / "golden" / name
+    place.mkdir(parents=True)
+    made = []
+    for number, picture in enumerate(golden.pictures, start=1):
+        path = place / f"{number:02d}-{picture.stem}.png"
+        write_atomic(path, golden_picture(golden.read_image, picture, bundle.input_spec(name)))
+        made.append(path)
+    sync_folder(place)
+    engine = load_engine(bundle, name)
+    try:
+        outputs = record_golden(engine, engine.open_lane(), made, golden.read_image)
+        write_atomic(folder / "golden" / f"{name}.npz", outputs)
+    finally:
+        engine.close()
+    variant["golden"] = {
+        "inputs": f"golden/{name}/*.png",
+        "outputs": f"golden/{name}.npz",
+        "tolerance": golden.tolerance,
+    }
+
+
+def golden_picture(read_image: ReadImage, picture: Path, spec: InputSpec) -> bytes:
+    """A PNG of the picture as the model sees it before normalisation: preprocessing it again scales nothing.
+
+    Its size is the model's input, or for a crop with a `short_side` the part around it. The last three bits of
+    every value are levelled, which halves the file and leaves people people.
+    """
+    size = replace(spec, color="RGB", scale=1.0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    if spec.short_side is not None:
+        size = replace(size, width=max(spec.width, spec.short_side), height=max(spec.height, spec.short_side))
+    plane = np.empty(size.shape, np.float32)
+    read_image(picture).write_into(plane, size)
+    pixels = np.clip(np.rint(plane), 0, 255).astype(np.uint8).transpose(1, 2, 0)
+    pixels = pixels & np.uint8(0xF8) | np.uint8(0x04)
+    return encode_png(pixels)
+
+
+def _put_in_place(aside: Path, out_dir: Path) -> None:
+    sync_folder(aside)
+    old = aside.with_suffix(".old")
+    replaced = out_dir.exists()
+    if replaced:
+        out_dir.rename(old)
+    try:
+        aside.rename(out_dir)
+    except OSError:
+        if replaced:
+            old.rename(out_dir)
+        raise
+    sync_folder(out_dir.parent)
+    if replaced:
+        shutil.rmtree(old, ignore_errors=True)
