@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edge_runtime.errors import EdgeError
-from edge_runtime.records.power import PowerReading, ThermalReading
+from edge_runtime.records.power import DeviceReading
 
 
 class SensorError(EdgeError):
@@ -14,30 +14,30 @@ class SensorError(EdgeError):
     default_code = "sensor_unavailable"
 
 
-class PowerSensor(Protocol):
-    """Module power by declared rails."""
+class SensorSource(Protocol):
+    """One way to all sensors of the device. Used by one thread, its own: `read` may block.
+
+    `name`: `ina3221`, `jtop` or `tegrastats`. `rails`: the rails that module power is made of, by NVIDIA's names.
+    `quantum_w`: the step of a power reading, W; None where it is not known. `period_s`: how often a new reading is
+    worth asking for, s.
+    """
 
     @property
-    def source(self) -> str:
-        """Where readings come from: `ina3221`, `jtop`, `tegrastats`, `simulated`."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def rails(self) -> tuple[str, ...]: ...
 
     @property
-    def idle_w(self) -> float | None:
-        """Module power with no load in the same power mode, W; None where it was never measured."""
+    def quantum_w(self) -> float | None: ...
+
+    @property
+    def period_s(self) -> float: ...
+
+    def read(self) -> DeviceReading:
+        """A reading that is new since the last one. Raises SensorError where there is nothing to be read at all."""
         ...
 
-    def read(self) -> PowerReading:
-        """Raises SensorError."""
-        ...
-
-
-class ThermalSensor(Protocol):
-    """Temperatures by zone."""
-
-    def read(self) -> ThermalReading:
-        """Raises SensorError."""
+    def close(self) -> None:
+        """Let go of files, sockets and processes; ends a `read` that blocks, as far as that can be. Idempotent."""
         ...

@@ -91,21 +91,33 @@ class ModelWindow(Payload):
 
 
 class EnergyWindow(Payload):
-    """Energy of the window; `net_joules` is without idle power, null where that was never measured."""
+    """Energy of the window, by the trapezoid rule between readings; `net_joules` is without idle power."""
 
-    source: str
-    rails: list[str]
+    source: str = Field(description="Several, joined by +, where the source changed in the window.")
+    rails: list[str] = Field(description="What module power is the sum of.")
     joules: float
-    net_joules: float | None
+    net_joules: float | None = Field(description="Without idle_w; null where that is not known.")
     mean_w: float
-    peak_w: float
+    peak_w: float = Field(description="The highest single reading.")
     samples: int
+    rate_hz: float = Field(description="How often readings came.")
+    quantum_w: float | None = Field(description="The step of a reading, the coarsest of the sources'; 0: none.")
+    idle_w: float | None = Field(description="Power of the module without load, in the same power mode.")
+    mode: str | None = Field(description="The power mode (nvpmodel).")
+    reasons: dict[str, str] = Field(description="Why a field is null, by its name.")
 
 
 class ThermalWindow(Payload):
-    tj_c: float
+    """Temperatures in degC at the end of the window; a zone that is not available is absent."""
+
+    tj_c: float = Field(description="The hottest junction.")
     zones: dict[str, float]
-    throttling: bool
+    throttling: bool | None = Field(description="Whether the hardware slows itself down; null: not known.")
+    source: str
+    over_current: dict[str, int] = Field(
+        description="How often each over-current input has triggered since the start; empty: not known."
+    )
+    reasons: dict[str, str] = Field(description="Why something is null or absent: throttling, zone NAME, ...")
 
 
 class OperatingPointWindow(Payload):
@@ -144,10 +156,12 @@ class WindowReport(Stamped):
     cameras: list[CameraWindow]
     models: list[ModelWindow]
     energy: EnergyWindow | None
+    energy_reason: str | None = Field(default=None, description="Why energy is null; null when it is not.")
     fps_per_watt: float | None
     fps_per_watt_reason: str | None
     mixed: bool = Field(description="Whether some model had two engines in this window.")
     thermal: ThermalWindow | None
+    thermal_reason: str | None = Field(default=None, description="Why thermal is null; null when it is not.")
     operating_point: OperatingPointWindow | None
     governor: GovernorWindow | None
     budget: BudgetWindow | None

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_runtime.records.power import PowerReading, ThermalReading
+from edge_runtime.hardware.feed import Candidate
+from edge_runtime.records.power import DeviceReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,20 @@ MODULES: dict[str, SimModule] = {
 
 AMBIENT_C = 25.0
 
+SIM_MODE = "simulated"
+"""What the power mode of a simulated device is called; its idle power is the module's `idle_w`."""
+
 
 class SimDevice:
     """Module power = idle + (busy - idle) x utilisation; Tj follows it with one time constant.
 
-    `busy_ns` gives the lanes' cumulative busy time, `lanes` how many there are: utilisation is the share
-    of lane time spent inferring since the reading before, 0-1.
+    A `SensorSource`. `busy_ns` gives the lanes' cumulative busy time, `lanes` how many there are: utilisation is the
+    share of lane time spent inferring since the reading before, 0-1.
     """
+
+    name = "simulated"
+    period_s = 0.1
+    quantum_w: float | None = 0.0
 
     def __init__(self, module: SimModule, busy_ns: Callable[[], int], lanes: Callable[[], int]) -> None:
         self._module = module
@@ -67,19 +75,11 @@ class SimDevice:
         self._tj_c = AMBIENT_C + module.resistance_c_w * module.idle_w
 
     @property
-    def source(self) -> str:
-        return "simulated"
-
-    @property
     def rails(self) -> tuple[str, ...]:
         return self._module.rails
 
-    @property
-    def idle_w(self) -> float | None:
-        return self._module.idle_w
-
-    def read_power(self) -> PowerReading:
-        """Advance to now and read the power; called at the sampler's rate."""
+    def read(self) -> DeviceReading:
+        """Advance to now; called once a period."""
         now_ns = time.monotonic_ns()
         span_ns = now_ns - self._t_ns
         if span_ns > 0:
@@ -90,31 +90,20 @@ class SimDevice:
             settled_c = AMBIENT_C + module.resistance_c_w * self._watts
             self._tj_c += (settled_c - self._tj_c) * -math.expm1(-span_ns / 1e9 / module.tau_s)
             self._t_ns, self._last_busy_ns = now_ns, busy_ns
-        share_w = self._watts / len(self.rails)
-        return PowerReading(now_ns, self._watts, dict.fromkeys(self.rails, share_w))
+        return DeviceReading(
+            now_ns,
+            watts=self._watts,
+            rails_w=dict.fromkeys(self.rails, self._watts / len(self.rails)),
+            tj_c=self._tj_c,
+            zones_c={"tj": self._tj_c},
+            throttling=False,
+            mode=SIM_MODE,
+        )
 
-    def read_temperature(self) -> ThermalReading:
-        return ThermalReading(self._t_ns, self._tj_c, {"tj": self._tj_c})
-
-
-class SimPower:
-    """The power sensor of a simulated device."""
-
-    def __init__(self, device: SimDevice) -> None:
-        self._device = device
-        self.source = device.source
-        self.rails = device.rails
-        self.idle_w = device.idle_w
-
-    def read(self) -> PowerReading:
-        return self._device.read_power()
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
-class SimThermal:
-    """The temperature sensor of a simulated device."""
-
-    def __init__(self, device: SimDevice) -> None:
-        self._device = device
-
-    def read(self) -> ThermalReading:
-        return self._device.read_temperature()
+def sim_candidate(device: SimDevice) -> Candidate:
+    """The simulated device as the one source there is; its power may stand still, as idle power does here."""
+    return Candidate(device.name, lambda: device, steady=True)

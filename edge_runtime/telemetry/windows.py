@@ -34,7 +34,11 @@ from edge_runtime.threads import ThreadGroup
 log = logging.getLogger(__name__)
 
 MIN_JOULES = 1e-3
-"""Below this energy a ratio says nothing (the field has seen 3,448,436 inferences per joule)."""
+"""Below this energy a ratio says nothing."""
+
+MAX_FRAMES_PER_JOULE = 1e5
+"""No such device does more: an AGX Orin brings about 150 ResNet-50 inferences per joule (MLPerf Inference v3.0). The
+field has seen a report of 3,448,436."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +113,12 @@ class WindowBuilder:
             cameras=self._cameras(cut, duration_s, {model.name: model for model in models}),
             models=[self._model(name, digest, engine) for (name, digest), engine in cut.engines.items() if digest],
             energy=_energy(energy),
+            energy_reason=_reason(energy),
             fps_per_watt=ratio,
             fps_per_watt_reason=reason,
             mixed=self._mixed(cut),
             thermal=_thermal(thermal),
+            thermal_reason=_reason(thermal),
             operating_point=OperatingPointWindow(
                 variants={model.name: model.variant for model in models if model.engine},
                 fps=dict(self._sources.fps_wanted()),
@@ -204,6 +210,11 @@ def _energy(energy: Energy | Unavailable) -> EnergyWindow | None:
         mean_w=round(energy.mean_w, 4),
         peak_w=round(energy.peak_w, 4),
         samples=energy.samples,
+        rate_hz=round(energy.rate_hz, 3),
+        quantum_w=energy.quantum_w,
+        idle_w=None if energy.idle_w is None else round(energy.idle_w, 4),
+        mode=energy.mode,
+        reasons=dict(energy.reasons),
     )
 
 
@@ -214,7 +225,14 @@ def _thermal(reading: ThermalReading | Unavailable) -> ThermalWindow | None:
         tj_c=round(reading.tj_c, 2),
         zones={zone: round(value, 2) for zone, value in reading.zones_c.items()},
         throttling=reading.throttling,
+        source=reading.source,
+        over_current=dict(reading.over_current),
+        reasons=dict(reading.reasons),
     )
+
+
+def _reason(found: Energy | ThermalReading | Unavailable) -> str | None:
+    return found.reason if isinstance(found, Unavailable) else None
 
 
 def _fps_per_watt(completed: int, energy: Energy | Unavailable) -> tuple[float | None, str | None]:
@@ -222,8 +240,10 @@ def _fps_per_watt(completed: int, energy: Energy | Unavailable) -> tuple[float |
     if isinstance(energy, Unavailable):
         return None, energy.reason
     if energy.joules < MIN_JOULES:
-        return None, f"{energy.joules} J is no energy to divide by"
-    return round(completed / energy.joules, 4), None
+        return None, f"{energy.joules:g} J is no energy to divide by"
+    if (ratio := completed / energy.joules) > MAX_FRAMES_PER_JOULE:
+        return None, f"{ratio:g} frames per joule cannot be: the readings are wrong, or in another unit"
+    return round(ratio, 4), None
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

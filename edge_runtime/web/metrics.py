@@ -149,7 +149,8 @@ def _energy(report: StatusReport) -> Iterator[Metric]:
             if zone != "tj":
                 zones.add_metric((zone,), value)
         yield zones
-        yield from _gauge("edge_throttling", "Whether the hardware slows itself down.", float(thermal.throttling))
+        throttling = None if thermal.throttling is None else float(thermal.throttling)
+        yield from _gauge("edge_throttling", "Whether the hardware slows itself down.", throttling)
     if report.window is not None:
         meaning = "Completed frames per joule in the last window."
         yield from _gauge("edge_fps_per_watt", meaning, report.window.fps_per_watt)

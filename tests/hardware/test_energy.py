@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.hardware.energy import EnergyMeter
-from edge_runtime.records.power import Energy, PowerReading, Unavailable
+from edge_runtime.hardware.energy import EnergyMeter, IdlePower, Origin, Sample
+from edge_runtime.records.power import Energy, Unavailable
 
 S = 1_000_000_000
 
 
 def make_meter(
-    readings: list[tuple[float, float]], *, period_s: float = 1.0, idle_w: float | None = None
+    readings: list[tuple[float, float]],
+    *,
+    period_s: float = 1.0,
+    idle: IdlePower | None = None,
+    mode: str | None = "15W",
 ) -> EnergyMeter:
-    meter = EnergyMeter("test", ("VDD_IN",), period_s=period_s, idle_w=idle_w, keep_s=1000)
+    meter = EnergyMeter(idle or IdlePower(), keep_s=1000)
+    origin = Origin("ina3221", ("VDD_IN",), period_s, 0.04)
     for t_s, watts in readings:
-        meter.add(PowerReading(int(t_s * S), watts, {}))
+        meter.add(Sample(int(t_s * S), watts, origin, mode))
     return meter
 
 
@@ -39,15 +45,69 @@ def test_end_points_are_interpolated() -> None:
     assert joules(meter.span(int(2.5 * S), int(7.25 * S))) == pytest.approx((7.25**2 - 2.5**2) / 2, rel=1e-12)
 
 
-def test_net_is_without_idle_and_unknown_without_a_measured_idle() -> None:
+def energy(span: Energy | Unavailable) -> Energy:
+    assert isinstance(span, Energy), span
+    return span
+
+
+def test_a_span_says_what_it_was_made_from() -> None:
+    found = energy(make_meter([(0.0, 4.0), (1.0, 6.0), (2.0, 5.0)]).span(0, 2 * S))
+    assert (found.source, found.rails, found.quantum_w, found.mode) == ("ina3221", ("VDD_IN",), 0.04, "15W")
+    assert (found.mean_w, found.peak_w, found.samples, found.rate_hz) == (5.25, 6.0, 3, 1.0)
+
+
+def test_net_is_without_the_idle_power_of_the_same_mode_and_null_where_that_is_not_known() -> None:
     readings = [(0.0, 5.0), (1.0, 5.0), (2.0, 5.0)]
-    with_idle = make_meter(readings, idle_w=2.0).span(0, 2 * S)
-    without = make_meter(readings).span(0, 2 * S)
-    assert isinstance(with_idle, Energy)
-    assert isinstance(without, Energy)
-    assert with_idle.net_joules == pytest.approx(6.0)
-    assert without.net_joules is None
-    assert (with_idle.mean_w, with_idle.peak_w, with_idle.samples) == (5.0, 5.0, 3)
+    idle = IdlePower({"15W": 2.0})
+    known = energy(make_meter(readings, idle=idle).span(0, 2 * S))
+    assert known.idle_w == 2.0
+    assert known.net_joules == pytest.approx(6.0)
+    assert known.reasons == {}
+    other = energy(make_meter(readings, idle=idle, mode="MAXN").span(0, 2 * S))
+    assert (other.idle_w, other.net_joules) == (None, None)
+    assert other.reasons["net_joules"] == "idle power was never measured in mode MAXN"
+    unknown = energy(make_meter(readings, idle=idle, mode=None).span(0, 2 * S))
+    assert unknown.net_joules is None
+    assert "mode is not known" in unknown.reasons["net_joules"]
+    assert unknown.reasons["mode"] == "the source does not tell it"
+
+
+def test_a_mode_that_changes_makes_net_unknown_for_that_window_only() -> None:
+    meter = make_meter([(0, 5), (1, 5), (2, 5)], idle=IdlePower({"15W": 2.0, "MAXN": 3.0}))
+    for t_s in (3, 4, 5):
+        meter.add(Sample(t_s * S, 9.0, Origin("ina3221", ("VDD_IN",), 1.0, 0.04), "MAXN"))
+    mixed = energy(meter.span(S, 4 * S))
+    assert (mixed.mode, mixed.net_joules) == (None, None)
+    assert mixed.reasons["mode"] == "it changed in the window"
+    assert energy(meter.span(3 * S, 5 * S)).net_joules == pytest.approx(12.0)
+
+
+def test_idle_power_is_learned_as_the_lowest_of_each_mode() -> None:
+    idle = IdlePower()
+    for watts in (5.0, 4.6, 4.8):
+        idle.learn("15W", watts)
+    assert idle.of("15W") == 4.6
+    assert isinstance(idle.of("MAXN"), Unavailable)
+
+
+def test_a_window_over_a_switch_names_both_sources_and_counts_gaps_by_the_slower_one() -> None:
+    fast = Origin("ina3221", ("VDD_IN",), 0.1, 0.04)
+    slow = Origin("tegrastats", ("VDD_IN",), 1.0, None)
+    meter = EnergyMeter(IdlePower(), keep_s=1000)
+    for index in range(11):
+        meter.add(Sample(index * S // 10, 5.0, fast, "15W"))
+    for t_s in (3, 4, 5):
+        meter.add(Sample(t_s * S, 6.0, slow))
+    both = energy(meter.span(0, 5 * S))
+    assert both.joules == pytest.approx(5.0 + 2 * 5.5 + 2 * 6.0)
+    assert (both.source, both.rails, both.quantum_w) == ("ina3221+tegrastats", ("VDD_IN",), None)
+    assert "quantum_w" in both.reasons
+    assert energy(meter.span(0, S)).source == "ina3221"
+    assert energy(meter.span(3 * S, 5 * S)).source == "tegrastats"
+    # back to the fast one: its own gaps count by its own period again
+    for half_s in (11, 12, 13):
+        meter.add(Sample(half_s * S // 2, 5.0, fast))
+    assert meter.span(4 * S, int(6.5 * S)) == Unavailable("a hole of 0.5 s in the readings")
 
 
 @pytest.mark.parametrize(
@@ -70,17 +130,20 @@ def test_a_span_that_cannot_be_known_says_why_and_is_never_zero(
     assert reason in found.reason
 
 
-def test_readings_that_go_back_in_time_or_repeat_are_refused_and_counted() -> None:
-    meter = make_meter([(0, 2), (1, 2), (1, 1000), (0.5, 1000), (2, 2)])
+def test_a_time_that_repeats_or_goes_back_is_refused_and_no_window_around_it_is_known() -> None:
+    meter = make_meter([(0, 2), (1, 2), (2, 2), (2, 1000), (1.5, 1000), (3, 2), (4, 2), (5, 2)])
     assert meter.refused == 2
     assert joules(meter.span(0, 2 * S)) == pytest.approx(4.0)
+    assert meter.span(0, 3 * S) == Unavailable("a reading had a time that was not after the one before")
+    assert joules(meter.span(3 * S, 5 * S)) == pytest.approx(4.0)
 
 
 def test_old_readings_are_forgotten_but_never_the_ones_a_span_needs() -> None:
-    meter = EnergyMeter("test", (), period_s=0.1, idle_w=None, keep_s=10)
+    meter = EnergyMeter(IdlePower(), keep_s=10)
+    origin = Origin("test", (), 0.1, None)
     for index in range(10_000):
-        meter.add(PowerReading(index * S // 10, 3.0, {}))
-    assert len(meter._times) < 120
+        meter.add(Sample(index * S // 10, 3.0, origin))
+    assert len(meter._points) < 120
     assert joules(meter.span(int(990.05 * S), int(999.9 * S))) == pytest.approx(3.0 * 9.85)
 
 
@@ -98,8 +161,38 @@ def test_adjoining_spans_add_up_however_they_are_cut(steps: list[tuple[int, floa
     whole = joules(meter.span(0, end_ns))
     edges = sorted({0, end_ns, *(int(cut * end_ns) for cut in cuts)})
     parts = [meter.span(start, end) for start, end in pairwise(edges)]
-    # the meter's own _at is what both use: compare with a sum over the polygon worked out apart
+    # the meter interpolates for both: compare with a sum over the polygon worked out apart
     apart = sum((a[1] + b[1]) / 2 * (b[0] - a[0]) for a, b in pairwise(readings))
     assert whole == pytest.approx(apart, rel=1e-9)
     if all(isinstance(part, Energy) for part in parts):
         assert sum(joules(part) for part in parts) == pytest.approx(whole, rel=1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.floats(0.1, 60), st.booleans()), min_size=3, max_size=40),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_any_span_is_the_area_under_the_readings_whatever_lies_around_it(
+    steps: list[tuple[int, float, bool]], one: float, other: float
+) -> None:
+    origins = (Origin("ina3221", ("VDD_IN",), 10.0, 0.04), Origin("jtop", ("VDD_IN",), 30.0, 0.04))
+    meter = EnergyMeter(IdlePower(), keep_s=1000)
+    t_ns, points = 0, []
+    for step, watts, is_other in steps:
+        points.append((t_ns, watts))
+        meter.add(Sample(t_ns, watts, origins[is_other]))
+        t_ns += step * S // 10
+    start_ns, end_ns = sorted(int(part * points[-1][0]) for part in (one, other))
+    found = meter.span(start_ns, end_ns)
+    if isinstance(found, Unavailable):
+        assert "readings in the window" in found.reason or found.reason == "the span is empty"
+        return
+    # the oracle: numpy's interpolation at every corner of the line within the span
+    corners = [start_ns, *(t for t, _ in points if start_ns < t < end_ns), end_ns]
+    watts_at = np.interp(corners, [t for t, _ in points], [watts for _, watts in points]).tolist()
+    apart = sum(
+        (a + b) / 2 * (t1 - t0) / S for (a, b), (t0, t1) in zip(pairwise(watts_at), pairwise(corners), strict=True)
+    )
+    assert found.joules == pytest.approx(apart, rel=1e-9, abs=1e-9)
+    assert found.peak_w == max(watts for t, watts in points if start_ns <= t <= end_ns)

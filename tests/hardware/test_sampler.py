@@ -2,120 +2,139 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
+from collections.abc import Iterator
 
 import pytest
 
+from edge_runtime.hardware.energy import IdlePower
 from edge_runtime.hardware.protocol import SensorError
-from edge_runtime.hardware.sampler import Sampler
-from edge_runtime.records.power import Energy, PowerReading, ThermalReading, Unavailable
+from edge_runtime.hardware.sampler import HURRIED_S, Sampler
+from edge_runtime.hardware.sources import Sensors
+from edge_runtime.records.power import Energy, SensorSwitch, ThermalReading, Unavailable
 from tests.awaiting import wait_until
+from tests.hardware.fake_source import FakeSource
 
 
-class FakePower:
-    source = "fake"
-    rails = ("VDD_IN",)
-    idle_w: float | None = 1.0
-
-    def __init__(self) -> None:
-        self.broken = False
-        self.blocked = threading.Event()
-        self.blocked.set()
-        self.reads = 0
-
-    def read(self) -> PowerReading:
-        self.blocked.wait()
-        self.reads += 1
-        if self.broken:
-            raise SensorError("EIO", where="VDD_IN")
-        return PowerReading(time.monotonic_ns(), 5.0, {"VDD_IN": 5.0})
+@contextlib.contextmanager
+def sampling(
+    *sources: FakeSource, idle: IdlePower | None = None, switches: list[SensorSwitch] | None = None
+) -> Iterator[Sampler]:
+    told = [] if switches is None else switches
+    sensors = Sensors([source.candidate() for source in sources], on_switch=told.append)
+    sampler = Sampler(sensors, idle=idle, period_s=0.02)
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        for source in sources:
+            source.gate.set()
+        assert sampler.stop(2.0) == []
 
 
-class FakeThermal:
-    def __init__(self) -> None:
-        self.broken = False
-
-    def read(self) -> ThermalReading:
-        if self.broken:
-            raise SensorError("EAGAIN", where="tj-thermal")
-        return ThermalReading(time.monotonic_ns(), 50.0, {"tj": 50.0})
+def span(sampler: Sampler, start_ns: int) -> Energy:
+    found = sampler.energy(start_ns, time.monotonic_ns())
+    assert isinstance(found, Energy), found
+    return found
 
 
 def test_a_span_that_ends_now_waits_for_the_next_reading() -> None:
-    sampler = Sampler(FakePower(), None, period_s=0.02)
-    sampler.start()
-    try:
-        start_ns = time.monotonic_ns()
-        time.sleep(0.1)
+    source = FakeSource(period_s=0.1)
+    with sampling(source, idle=IdlePower({"15W": 1.0})) as sampler:
+        start_ns, seen = time.monotonic_ns(), source.reads
+        wait_until(lambda: source.reads > seen + 3)
         end_ns = time.monotonic_ns()
-        span = sampler.energy(start_ns, end_ns)
-        assert isinstance(span, Energy), span
-        assert span.joules == pytest.approx(5.0 * (end_ns - start_ns) / 1e9, rel=1e-6)
-        assert span.net_joules == pytest.approx(4.0 * (end_ns - start_ns) / 1e9, rel=1e-6)
-    finally:
-        assert sampler.stop() == []
+        found = sampler.energy(start_ns, end_ns)
+        assert isinstance(found, Energy), found
+        assert found.joules == pytest.approx(5.0 * (end_ns - start_ns) / 1e9, rel=1e-6)
+        assert found.net_joules == pytest.approx(4.0 * (end_ns - start_ns) / 1e9, rel=1e-6)
+        assert found.source == "ina3221"
+        assert found.rate_hz == pytest.approx(10, rel=0.5)
+        assert sampler.watts() == 5.0
+        assert sampler.none_reason is None
 
 
-def test_a_failing_sensor_is_unavailable_with_its_reason_logged_once_and_comes_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    power, thermal = FakePower(), FakeThermal()
+def test_a_sensor_that_fails_is_unavailable_with_its_reason_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    source = FakeSource()
+    switches: list[SensorSwitch] = []
     caplog.set_level("INFO")
-    sampler = Sampler(power, thermal, period_s=0.01)
-    sampler.start()
-    try:
+    with sampling(source, switches=switches) as sampler:
         assert isinstance(sampler.temperature(), ThermalReading)
-        power.broken = thermal.broken = True
-        start_ns, seen = time.monotonic_ns(), power.reads
-        wait_until(lambda: power.reads > seen + 5)
-        span = sampler.energy(start_ns, time.monotonic_ns())
-        assert isinstance(span, Unavailable)
-        assert "EIO" in span.reason
-        temperature = sampler.temperature()
-        assert isinstance(temperature, Unavailable)
-        assert "EAGAIN" in temperature.reason
-        power.broken = thermal.broken = False
-        wait_until(lambda: isinstance(sampler.temperature(), ThermalReading))
-        seen = power.reads
-        wait_until(lambda: power.reads > seen + 1)
-    finally:
-        sampler.stop()
+        source.error = SensorError("EIO", where="VDD_IN")
+        start_ns = time.monotonic_ns()
+        found = sampler.energy(start_ns, time.monotonic_ns())
+        assert isinstance(found, Unavailable)
+        assert "VDD_IN: EIO" in found.reason
+        wait_until(lambda: len(switches) == 1)
+        assert "VDD_IN: EIO" in str(sampler.temperature())
+        assert "VDD_IN: EIO" in str(sampler.none_reason)
+        assert sampler.watts() is None
+        source.error = None
+        wait_until(lambda: len(switches) == 2)
+        assert isinstance(sampler.temperature(), ThermalReading)
+    assert [(switch.before, switch.after) for switch in switches] == [("ina3221", None), (None, "ina3221")]
     messages = [record.getMessage() for record in caplog.records]
-    assert sum("EIO" in message for message in messages) == 1
-    assert sum("power: readings are back" in message for message in messages) == 1
-    assert sum("temperature: readings are back" in message for message in messages) == 1
+    assert sum("no source for power and temperature any more" in message for message in messages) == 1
+    assert sum("sensor ina3221: VDD_IN: EIO" in message for message in messages) == 1
 
 
-def test_a_sensor_that_blocks_holds_up_neither_a_span_nor_the_stop() -> None:
-    power = FakePower()
-    sampler = Sampler(power, None, period_s=0.02)
-    sampler.start()
-    power.blocked.clear()
-    start_ns = time.monotonic_ns()
-    span = sampler.energy(start_ns, start_ns + 10_000_000)
-    assert isinstance(span, Unavailable)
-    assert time.monotonic_ns() - start_ns < 1_000_000_000
-    assert sampler.stop(0.05) == ["sampler"]
-    power.blocked.set()
-    assert sampler.stop(2.0) == []
+def test_a_window_over_a_switch_has_its_energy_from_both_sources() -> None:
+    best, other = FakeSource("ina3221", period_s=0.1), FakeSource("tegrastats", period_s=0.1)
+    other.watts = 6.0
+    with sampling(best, other) as sampler:
+        start_ns, seen = time.monotonic_ns(), best.reads
+        wait_until(lambda: best.reads > seen + 3)
+        best.error = SensorError("EIO")
+        wait_until(lambda: other.reads > 5)
+        # not lost yet: the span waits until the other one has taken over
+        found = span(sampler, start_ns)
+        assert found.source == "ina3221+tegrastats"
+        assert found.peak_w == 6.0
+        assert 5.0 < found.mean_w < 6.0
+
+
+def test_a_sensor_that_blocks_holds_up_neither_the_thread_nor_a_span_that_is_in_a_hurry() -> None:
+    source = FakeSource()
+    with sampling(source) as sampler:
+        source.gate.clear()
+        wait_until(lambda: source.blocked)
+        ticked_ns = sampler.tick_ns
+        sampler.hurry()
+        start_ns = time.monotonic_ns()
+        found = sampler.energy(start_ns - 10_000_000, start_ns)
+        assert isinstance(found, Unavailable)
+        assert time.monotonic_ns() - start_ns < (HURRIED_S + 0.3) * 1e9
+        assert sampler.tick_ns > ticked_ns
+        assert sampler.stop(0.3) == ["sensor-ina3221"]
+
+
+def test_idle_power_is_learned_from_a_span_in_its_mode() -> None:
+    source = FakeSource(period_s=0.1)
+    with sampling(source) as sampler:
+        start_ns, seen = time.monotonic_ns(), source.reads
+        wait_until(lambda: source.reads > seen + 3)
+        assert span(sampler, start_ns).net_joules is None
+        assert sampler.learn_idle(start_ns, time.monotonic_ns()) == pytest.approx(5.0)
+        source.watts = 7.0
+        start_ns, seen = time.monotonic_ns(), source.reads
+        wait_until(lambda: source.reads > seen + 3)
+        found = span(sampler, start_ns)
+        assert found.idle_w == pytest.approx(5.0)
+        assert found.net_joules == pytest.approx(2.0 * found.joules / found.mean_w, rel=0.2)
+        source.mode = None
+        seen = source.reads
+        wait_until(lambda: source.reads > seen + 2)
+        start_ns, seen = time.monotonic_ns(), source.reads
+        wait_until(lambda: source.reads > seen + 3)
+        assert sampler.learn_idle(start_ns, time.monotonic_ns()) is None
 
 
 def test_without_a_sensor_the_reason_is_said() -> None:
-    sampler = Sampler(None, None, none_reason="nothing here")
+    sampler = Sampler(Unavailable("nothing here"))
     sampler.start()
+    assert not sampler.supervised
     assert sampler.energy(0, 1) == Unavailable("nothing here")
-    assert isinstance(sampler.temperature(), Unavailable)
+    assert sampler.temperature() == Unavailable("nothing here")
+    assert (sampler.watts(), sampler.none_reason) == (None, "nothing here")
     assert sampler.stop() == []
-
-
-def test_a_temperature_that_stays_is_stale() -> None:
-    class Frozen:
-        def read(self) -> ThermalReading:
-            return ThermalReading(time.monotonic_ns() - 5_000_000_000, 50.0, {})
-
-    sampler = Sampler(None, Frozen(), period_s=0.1)
-    sampler.sample()
-    temperature = sampler.temperature()
-    assert isinstance(temperature, Unavailable)
-    assert "5.0 s old" in temperature.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
@@ -19,6 +20,21 @@ from tests.awaiting import wait_until
 
 S = 1_000_000_000
 IDENTITY = Identity("gate-07", "boot", "session", "0", 0)
+
+
+ENERGY = Energy(
+    source="ina3221",
+    rails=("VDD_IN",),
+    joules=121.4,
+    net_joules=74.0,
+    mean_w=12.14,
+    peak_w=13.0,
+    samples=100,
+    rate_hz=10.0,
+    quantum_w=0.04,
+    idle_w=4.74,
+    mode="15W",
+)
 
 
 class FakeClock:
@@ -41,8 +57,8 @@ class Device:
         self.source = SourceCounters()
         self.status = CameraStatus("up", None, 0)
         self.model = ModelView("detector", "sha256:one", "fp32-416", "onnxruntime", 1, None)
-        self.power: Energy | Unavailable = Energy("ina3221", ("VDD_IN",), 121.4, 74.0, 12.14, 13.0, 100)
-        self.heat: ThermalReading | Unavailable = ThermalReading(0, 61.5, {"tj": 61.5})
+        self.power: Energy | Unavailable = ENERGY
+        self.heat: ThermalReading | Unavailable = ThermalReading(0, 61.5, {"tj": 61.5}, "ina3221", throttling=False)
         self.spans: list[tuple[int, int]] = []
 
     def builder(self) -> WindowBuilder:
@@ -89,8 +105,9 @@ def test_a_window_has_the_fields_of_the_contract() -> None:
     report = json.loads(builder.build().to_json())
     assert set(report) == {
         "schema", "device", "boot", "session", "seq", "uptime_s", "clock_synced", "t_start_utc", "t_end_utc", "t_utc",
-        "duration_s", "frames", "fps", "latency_ms", "cameras", "models", "energy", "fps_per_watt",
-        "fps_per_watt_reason", "mixed", "thermal", "operating_point", "governor", "budget",
+        "duration_s", "frames", "fps", "latency_ms", "cameras", "models", "energy", "energy_reason",
+        "fps_per_watt", "fps_per_watt_reason", "mixed", "thermal", "thermal_reason", "operating_point", "governor",
+        "budget",
     }  # fmt: skip
     assert report["schema"] == "edge.window/1"
     assert report["frames"] == {
@@ -103,10 +120,17 @@ def test_a_window_has_the_fields_of_the_contract() -> None:
     assert report["latency_ms"]["p99"] == 44.0
     assert [40, 144] in report["latency_ms"]["buckets"]
     assert sum(count for _, count in report["latency_ms"]["buckets"]) == 148
-    assert report["energy"]["joules"] == 121.4
+    assert report["energy"] == {
+        "source": "ina3221", "rails": ["VDD_IN"], "joules": 121.4, "net_joules": 74.0, "mean_w": 12.14, "peak_w": 13.0,
+        "samples": 100, "rate_hz": 10.0, "quantum_w": 0.04, "idle_w": 4.74, "mode": "15W", "reasons": {},
+    }  # fmt: skip
+    assert (report["energy_reason"], report["thermal_reason"]) == (None, None)
     assert report["fps_per_watt"] == pytest.approx(148 / 121.4, abs=1e-3)
     assert report["fps_per_watt_reason"] is None
-    assert report["thermal"] == {"tj_c": 61.5, "zones": {"tj": 61.5}, "throttling": False}
+    assert report["thermal"] == {
+        "tj_c": 61.5, "zones": {"tj": 61.5}, "throttling": False, "source": "ina3221", "over_current": {},
+        "reasons": {},
+    }  # fmt: skip
     camera, model = report["cameras"][0], report["models"][0]
     assert (camera["name"], camera["model"], camera["state"], camera["fps"]) == ("gate", "detector", "up", 14.8)
     assert (model["engine"], model["variant"], model["batch_mean"]) == ("sha256:one", "fp32-416", 1.8)
@@ -126,19 +150,41 @@ def test_without_a_sensor_energy_is_null_and_the_reason_says_why() -> None:
     device.clock.now_ns += 10 * S
     report = builder.build()
     assert (report.energy, report.fps_per_watt, report.fps_per_watt_reason) == (None, None, "no power sensor")
-    assert report.thermal is None
+    assert (report.energy_reason, report.thermal, report.thermal_reason) == ("no power sensor", None, "none")
     assert "no watts: no power sensor" in describe(report)
 
 
-def test_an_absurd_energy_gives_no_ratio() -> None:
+@pytest.mark.parametrize(
+    ("joules", "reason"),
+    [
+        (1e-6, "1e-06 J is no energy to divide by"),
+        (1.4e-3, "105714 frames per joule cannot be: the readings are wrong, or in another unit"),
+    ],
+)
+def test_an_efficiency_that_cannot_be_is_null_with_the_reason(joules: float, reason: str) -> None:
     device = Device()
     builder = device.builder()
-    device.power = Energy("x", (), 1e-6, None, 1e-7, 1e-7, 100)
+    device.power = replace(ENERGY, joules=joules)
     device.next_cut = a_cut()
     device.clock.now_ns += 10 * S
     report = builder.build()
-    assert report.fps_per_watt is None
-    assert "no energy to divide by" in str(report.fps_per_watt_reason)
+    assert (report.fps_per_watt, report.fps_per_watt_reason) == (None, reason)
+    assert report.energy is not None
+
+
+def test_what_is_not_known_is_null_with_its_reason_beside_it() -> None:
+    device = Device()
+    builder = device.builder()
+    why = "the power mode is not known, and idle power differs between modes"
+    device.power = replace(ENERGY, net_joules=None, idle_w=None, reasons={"net_joules": why, "idle_w": why})
+    device.heat = ThermalReading(0, 61.5, {}, "tegrastats", reasons={"zone gpu": "power-gated"})
+    device.next_cut = a_cut()
+    device.clock.now_ns += 10 * S
+    report = builder.build()
+    assert report.energy is not None
+    assert report.thermal is not None
+    assert (report.energy.net_joules, report.energy.reasons["net_joules"]) == (None, why)
+    assert (report.thermal.throttling, report.thermal.reasons) == (None, {"zone gpu": "power-gated"})
 
 
 def test_source_counters_are_the_windows_own() -> None:

@@ -24,8 +24,11 @@ from edge_runtime.records.status import (
     StatusReport,
 )
 from edge_runtime.records.window import FrameCounts, Latency, ThermalWindow, WindowReport
-from edge_runtime.web.door import Entry
+from edge_runtime.web.door import BundleUpload, Entry, StoredBundle
 
+THERMAL = ThermalWindow(
+    tj_c=61.5, zones={"cpu": 55.0}, throttling=False, source="simulated", over_current={}, reasons={}
+)
 TOKEN = "correct-horse-battery-staple"
 
 
@@ -60,8 +63,32 @@ def window(seq: int = 0) -> WindowReport:
     )
 
 
+class FakeUpload:
+    """What came, and how it ended: "" so far. `before_write` and `before_finish` may wait or raise."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.ended = ""
+        self.threads: set[str] = set()
+        self.before_write: Callable[[], object] = lambda: None
+        self.before_finish: Callable[[], object] = lambda: None
+
+    def write(self, chunk: bytes) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.before_write()
+        self.received += chunk
+
+    def finish(self) -> StoredBundle:
+        self.before_finish()
+        self.ended = "kept"
+        return StoredBundle("sha256:" + "0" * 64, "tiny", "1", ("fp32", "int8"), len(self.received), True)
+
+    def abort(self) -> None:
+        self.ended = self.ended or "aborted"
+
+
 class FakeDoor:
-    """`frames` completed so far. `before_snapshot` and `before_execute` may wait or raise."""
+    """`frames` completed so far. `before_snapshot`, `before_execute` and `before_upload` may wait or raise."""
 
     def __init__(self, store: Path = Path("/var/lib/edge-runtime")) -> None:
         self.store = store
@@ -72,6 +99,8 @@ class FakeDoor:
         self.before_health: Callable[[], object] = lambda: None
         self.before_snapshot: Callable[[], object] = lambda: None
         self.before_execute: Callable[[], object] = lambda: None
+        self.before_upload: Callable[[FakeUpload], object] = lambda _: None
+        self.uploads: list[FakeUpload] = []
         self.reason = 'no "picture"\\\n\x1b[31m'
         self.bare = False
 
@@ -86,6 +115,12 @@ class FakeDoor:
         self.before_execute()
         self.executed.append((name, body, door))
         return 200, json.dumps({"id": "1", "ok": True, "error": None, "result": None}).encode()
+
+    def open_upload(self) -> BundleUpload:
+        upload = FakeUpload()
+        self.before_upload(upload)
+        self.uploads.append(upload)
+        return upload
 
     def snapshot(self) -> StatusReport:
         self.before_snapshot()
@@ -131,7 +166,7 @@ class FakeDoor:
             if self.bare
             else PowerNow(source="simulated", rails=["VDD_IN"], watts=12.5, joules_total=10150.0),
             power_reason="no sensor" if self.bare else None,
-            thermal=None if self.bare else ThermalWindow(tj_c=61.5, zones={"cpu": 55.0}, throttling=False),
+            thermal=None if self.bare else THERMAL,
             mqtt=None if self.bare else mqtt,
             spool=None if self.bare else spool,
             window=None if self.bare else window(),
