@@ -49,6 +49,7 @@ from edge_runtime.config_values import (
     check_repository,
     check_source,
     check_tables,
+    check_variants,
     default_device_id,
     render,
 )
@@ -109,7 +110,9 @@ class DeviceConfig(_Table):
         default_factory=default_device_id, description="The device's name in topics and reports."
     )
     hardware: Annotated[Hardware, Right("auto, jetson, none, or sim: and a module's name")] = Field(
-        "auto", description="Where power and temperature are read; auto finds nothing yet. sim: simulates a module's."
+        "auto",
+        description="Where power and temperature are read. auto: from a Jetson's sensors, where this is one; "
+        "jetson: also where the module is not recognised; sim: simulates a module's.",
     )
     store: Annotated[Path, PlainValidator(check_path), Right("the path of a folder, in quotes")] = Field(
         Path("/var/lib/edge-runtime"), description="The daemon's own folder; one daemon at a time holds it."
@@ -184,6 +187,14 @@ class ModelConfig(_Table):
     )
     timeout_s: Annotated[float, Right("a number above 0 and at most 600")] = Field(
         10.0, gt=0, le=600, description="Seconds after which a frame in flight counts as failed."
+    )
+    ladder: Annotated[
+        tuple[str, ...],
+        PlainValidator(check_variants),
+        Right("a variant's name or a list of names, in quotes", default="only the variant that runs"),
+    ] = Field((), description="Variants that stay loaded beside the one that runs, to be switched to at once.")
+    allow_pause: Annotated[bool, SWITCH] = Field(
+        False, description="Whether a new model that does not fit beside the old one may take its place first."
     )
 
 

@@ -31,7 +31,6 @@ NOT_YET: Final[dict[str, str]] = {
     "camera.url = v4l2": "V4L2 cameras",
     "camera.url = csi": "CSI cameras",
     "model.backend = tensorrt": "running models on TensorRT",
-    "device.hardware = jetson": "reading a Jetson's sensors",
 }
 
 

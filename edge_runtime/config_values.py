@@ -104,6 +104,15 @@ def check_names(value: object) -> tuple[str, ...]:
     return names
 
 
+def check_variants(value: object) -> tuple[str, ...]:
+    names = tuple(check_name(item) for item in (value if isinstance(value, list) else [value]))
+    if "auto" in names:
+        raise wrong('"auto" is no variant to keep loaded', "name the bundle's variants")
+    if len(set(names)) < len(names):
+        raise wrong(f"{render(value)} names a variant twice", "name each variant once")
+    return names
+
+
 def _base(info: ValidationInfo) -> Path:
     return (info.context or {}).get("base") or Path.cwd()
 

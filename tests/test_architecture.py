@@ -29,6 +29,7 @@ PLANTED = {
     "amqtt beside its door": ("mqtt/planted.py", "import amqtt.broker", "amqtt"),
     "tuf beside its door": ("control/__init__.py", "from tuf.ngclient import Updater", "tuf"),
     "onnx beside its door": ("engine/planted.py", "import onnx", "onnx, onnxslim"),
+    "tomlkit beside its door": ("engine/planted.py", "import tomlkit", "tomlkit"),
     "cv2 beside its door": ("camera/planted.py", "import cv2", "cv2"),
 }
 
@@ -43,6 +44,7 @@ OPTIONAL = [
     "pycuda",
     "securesystemslib",
     "tensorrt",
+    "tomlkit",
     "tuf",
 ]
 """Libraries that an extra or the device brings."""

@@ -265,7 +265,6 @@ PLANTED: list[tuple[str, str, int | None, str | None, str, str]] = [
     ("", '[web]\nlisten = "0.0.0.0:8080"\n', 16, "web.listen", "open to other machines", "token_file"),
     (CAM2, f"{CAM2}\nmin_fps = 5", 11, "camera[2].min_fps", "can't do it yet", "leave it out"),
     (MODEL, f'{MODEL}\nbackend = "tensorrt"', 15, "model[1].backend", '"tensorrt" is known, but', "another"),
-    ('id = "gate-07"', 'hardware = "jetson"', 2, "device.hardware", '"jetson" is known, but', "another"),
     (URL2, '"rtsp://h/1"', 10, "camera[2].url", '"rtsp://h/1" is known, but', "another"),
     (URL2, '"RTSPS://h/1"', 10, "camera[2].url", "known, but", "another"),
     (URL2, '"v4l2:/dev/video0"', 10, "camera[2].url", "known, but", "another"),

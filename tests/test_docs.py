@@ -25,13 +25,14 @@ import pytest
 
 from edge_runtime import records
 from edge_runtime.app.identity import make_identity
+from edge_runtime.cli.control import request
 from edge_runtime.cli.main import build_parser
-from edge_runtime.cli.status import request
 from edge_runtime.clock import SystemClock
 from edge_runtime.config import DEFAULT_CONFIG, Config, load_config, parse_config
 from edge_runtime.config_rules import NOT_YET
-from edge_runtime.control.commands import CommandSpec, camera, ping
+from edge_runtime.control.commands import CommandSpec, camera, ping, reload, variant
 from edge_runtime.control.dispatcher import Dispatcher
+from edge_runtime.records.commands import ReloadArgs, ReloadResult, VariantArgs
 from edge_runtime.records.events import EventKind
 from edge_runtime.records.messages import Presence
 from edge_runtime.records.window import FrameCounts, Payload, Stamped, WindowReport
@@ -81,7 +82,7 @@ SHELL_LINES = [
 ]
 OURS = re.compile(r"(?:\S*/)?(edge-runtime|scripts/[\w-]+)(?:\s|$)")
 OTHERS = ("python3", "pip", "mosquitto_sub", "mosquitto_pub", "curl", "systemctl", "systemd-sysusers",
-          "systemd-tmpfiles", "journalctl", "install")  # fmt: skip
+          "systemd-tmpfiles", "journalctl", "install", "tar")  # fmt: skip
 SPANS = [
     (page.name, " ".join(span.split()))
     for page in PAGES
@@ -145,7 +146,7 @@ def test_the_readme_shows_both_commands_and_says_what_is_missing() -> None:
     missing = README.read_text(encoding="utf-8").partition("## What this version does not do")[2]
     for word in (
         "TensorRT", "governor", "RTSP", "V4L2", "CSI", "[update]", "min_fps", "Jetson", "Simulated", "status page",
-        "previews", "set-budget", "reload",
+        "previews", "set-budget", "reload", "No watt", "golden pictures",
     ):  # fmt: skip
         assert word in missing, f"the README does not say what holds for {word}"
 
@@ -344,6 +345,24 @@ class Noted:
         self.notes.append(("cap", name, fps))
 
 
+class Obedient:
+    """Models that do what they are told at once."""
+
+    def reload(self, args: ReloadArgs) -> ReloadResult:
+        return outcome(args.model, args.variant)
+
+    def switch(self, args: VariantArgs) -> ReloadResult:
+        return outcome(args.model, args.variant)
+
+
+def outcome(model: str, variant: str) -> ReloadResult:
+    return ReloadResult(
+        model=model, engine="sha256:e", bundle="sha256:b", variant=variant, backend="onnxruntime", source="reload",
+        changed=True, previous=None, took_s=1.0, proof=None, exchange_ms=0.1, gap_ms=None, lost={}, judged=20,
+        pause_ms=None, persisted=True, notes=[],
+    )  # fmt: skip
+
+
 SOON = "@SOON@"
 """Stands for a moment a minute ahead, filled in when the test runs and not when it is collected."""
 
@@ -371,7 +390,13 @@ def obey(sent: tuple[str, str, str]) -> tuple[dict[str, Any], Noted]:
     door, name, body = filled_in(sent)
     cameras = Noted()
     identity, clock = make_identity("gate-07"), SystemClock()
-    commands: dict[str, CommandSpec[Any]] = {"ping": ping(identity, clock), "camera": camera(cameras)}
+    models = Obedient()
+    commands: dict[str, CommandSpec[Any]] = {
+        "ping": ping(identity, clock),
+        "camera": camera(cameras),
+        "reload": reload(models),
+        "variant": variant(models),
+    }
     dispatcher = Dispatcher(identity, clock, lambda: True, commands)
     reply = dispatcher.handle(name, body.encode(), door="mqtt" if door == "mqtt" else "socket")
     assert reply is not None
@@ -388,7 +413,7 @@ def test_commands_of_the_pages_are_obeyed(place: str, sent: tuple[str, str, str]
 
 def test_every_command_is_shown_through_both_doors() -> None:
     shown = {(door, name) for _, (door, name, _) in COMMANDS}
-    assert shown >= {(door, name) for door in ("mqtt", "socket") for name in ("ping", "camera")}
+    assert shown >= {(door, name) for door in ("mqtt", "socket") for name in ("ping", "camera", "reload", "variant")}
 
 
 KINDS = {"kind": "event", "ok": "reply", "expires_utc": "command", "retryable": "error", "status": "health"}
@@ -403,6 +428,8 @@ def test_json_examples_fit_their_schemas(block: Block) -> None:
     name = next((name for key, name in KINDS.items() if key in document), None)
     assert name is not None, f"{block}: what is this?"
     jsonschema.Draft202012Validator(schema(name)).validate(document)
+    if "exchange_ms" in (document.get("result") or {}):
+        jsonschema.Draft202012Validator(schema("reload-result")).validate(document["result"])
 
 
 def test_the_operators_find_every_metric_and_no_other(published: dict[str, list[bytes]]) -> None:

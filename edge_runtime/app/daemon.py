@@ -27,25 +27,33 @@ from edge_runtime.app.health import (
     stall_limit_for,
 )
 from edge_runtime.app.identity import clock_synced, make_identity
+from edge_runtime.app.keeper import ModelKeeper
+from edge_runtime.app.loader import Loader
 from edge_runtime.app.messaging import Messaging
-from edge_runtime.app.models import LoadedModel, lanes_for, load_model
+from edge_runtime.app.proof import prove
+from edge_runtime.app.reread import Reread
 from edge_runtime.app.sd_notify import Notifier
+from edge_runtime.app.shelf import Shelf
+from edge_runtime.app.swap import Swapper
+from edge_runtime.app.telling import IdleWatch, Teller
 from edge_runtime.bundled import bundled_media
+from edge_runtime.camera.av import decode_image
 from edge_runtime.camera.open import open_camera
 from edge_runtime.clock import SystemClock
 from edge_runtime.config import CameraConfig, Config
-from edge_runtime.control.commands import camera, ping
-from edge_runtime.control.dispatcher import Dispatcher, Door
-from edge_runtime.errors import BundleError, EdgeError
+from edge_runtime.control.commands import camera, ping, reload, variant
+from edge_runtime.control.dispatcher import Dispatcher
+from edge_runtime.errors import EdgeError
+from edge_runtime.hardware.energy import IdlePower
+from edge_runtime.hardware.memory import available_bytes
 from edge_runtime.hardware.sampler import Sampler
+from edge_runtime.hardware.sources import Sensors, make_sensors
 from edge_runtime.pipeline.pipeline import Pipeline
-from edge_runtime.records.cameras import STOPPED_ON_REQUEST
-from edge_runtime.records.commands import Reply
-from edge_runtime.records.events import ReportedModel
 from edge_runtime.records.frames import FrameResult
 from edge_runtime.records.identity import Identity
+from edge_runtime.records.power import Unavailable
 from edge_runtime.records.window import WindowReport
-from edge_runtime.sim.module import MODULES, SimDevice, SimPower, SimThermal
+from edge_runtime.sim.module import MODULES, SIM_MODE, SimDevice, sim_candidate
 from edge_runtime.telemetry.windows import ModelView, WindowBuilder, WindowLoop, WindowSources, describe
 from edge_runtime.threads import ThreadGroup
 from edge_runtime.web.access import read_token
@@ -57,12 +65,14 @@ SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms lets one busy thread turn a GIL-free call of 0.45 ms into 5.6 ms."""
 
 SWEEP_PERIOD_S = 1.0
-LOAD_DEADLINE_S = 180.0
+LOAD_DEADLINE_S = 300.0
 """What systemd is told that loading and warming up one model may take."""
 
 STOP_S = 4.5
 """All of a stop; it has to be over in 5 s."""
 PIPELINE_STOP_S = 2.0
+LOADER_STOP_S = 0.7
+"""A proof is killed at once; a session that is being created cannot be, and ends with the process."""
 RUNTIME_DIRECTORY = "RUNTIME_DIRECTORY"
 """systemd's variable: where the control socket goes, if it is set."""
 
@@ -85,7 +95,14 @@ class Daemon:
     `[web]` or the control socket cannot be as they are configured.
     """
 
-    def __init__(self, config: Config, observers: Observers | None = None, notifier: Notifier | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        observers: Observers | None = None,
+        notifier: Notifier | None = None,
+        config_file: Path | None = None,
+    ) -> None:
+        """`config_file` is read again on `request_reread`."""
         self._config = config
         self._observers = observers or Observers()
         self._notifier = notifier or Notifier()
@@ -93,6 +110,8 @@ class Daemon:
         self.identity: Identity = make_identity(config.device.id)
         self._ending = threading.Event()
         self._requested = False
+        self._loading = False
+        self._reread_wanted = False
         # a signal handler may write to a pipe, and may not touch a lock
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._alarms: list[str] = []
@@ -101,29 +120,52 @@ class Daemon:
         self._threads = ThreadGroup(self._thread_died)
         self.pipeline = Pipeline(self._on_result, self._thread_died)
         self.messaging = Messaging(config, self.identity, self._clock)
+        self._tell = Teller(self.messaging)
         self._switch = CameraSwitch(
             self.pipeline.camera,
             {each.name: each.fps for each in config.cameras},
             {each.name for each in config.cameras if each.pace == "max"},
         )
+        self._loader = Loader(self._thread_died)
+        self.shelf = Shelf(config.device.store, self._clock)
+        self.keeper = ModelKeeper(
+            config,
+            self.pipeline,
+            self.shelf,
+            Swapper(
+                self.pipeline,
+                prove=prove,
+                free_bytes=available_bytes,
+                read_image=lambda path: decode_image(path.read_bytes()),
+                cancel=self._loader.cancel,
+            ),
+            self._loader,
+            tell=self._tell.model,
+            changed=self._report_models,
+        )
         self._dispatcher = Dispatcher(
             self.identity,
             self._clock,
             clock_synced,
-            {"ping": ping(self.identity, self._clock), "camera": camera(self._switch)},
-            observe=self._tell_command,
+            {
+                "ping": ping(self.identity, self._clock),
+                "camera": camera(self._switch),
+                "reload": reload(self.keeper),
+                "variant": variant(self.keeper),
+            },
+            observe=self._tell.command,
         )
+        self._reread = Reread(config, config_file, self.keeper, self.messaging, self._notifier)
         self._supervisor = Supervisor(
             self._look,
             Watchdog(self._notifier),
-            stall_limit_s=stall_limit_for([model.timeout_s for model in config.models]),
+            stall_limit_s=lambda: stall_limit_for([model.timeout_ns / 1e9 for model in self.pipeline.models.values()]),
         )
         self._history = History()
         self._sampler: Sampler | None = None
         self._windows: WindowLoop | None = None
         self._web: WebServer | None = None
-        self._camera_states: dict[str, str] = {}
-        self.models: list[LoadedModel] = []
+        self._idle = IdleWatch()
 
     # --- life
 
@@ -151,19 +193,14 @@ class Daemon:
         config = self._config
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         token = None if config.web is None or config.web.token_file is None else read_token(config.web.token_file)
-        self._load_models()
+        self._loading = True
+        try:
+            self.keeper.load(self._keep_loading)
+        finally:
+            self._loading = False
         if self.stopping:
             return
         self.messaging.start(config.device.store)
-        for model in self.models:
-            self.pipeline.add_model(
-                model.config.name,
-                model.resident,
-                lanes=model.lanes,
-                batch_timeout_s=model.config.batch_timeout_ms / 1e3,
-                timeout_s=model.config.timeout_s,
-                down_reason=None if model.error is None else str(model.error),
-            )
         for each in config.cameras:
             self._add_camera(each)
         sampler = self._sampler = self._make_sampler()
@@ -177,7 +214,9 @@ class Daemon:
         self._start_web(sampler, token)
         self.pipeline.start()
         self._windows.start()
+        self._loader.start()
         self.messaging.obey(self._dispatcher)
+        self.keeper.tell_start()
         self._report_models()
         self._notifier.ready(f"cameras: {len(config.cameras)}, models: {len(config.models)}")
         self._threads.spawn("supervisor", self._supervise)
@@ -190,15 +229,32 @@ class Daemon:
         return self._requested or self._ending.is_set()
 
     def request_stop(self) -> None:
-        """Let `wait` return. Safe in a signal handler: it takes no lock."""
+        """Let `wait` return. Safe in a signal handler: it takes no lock that the main thread may hold."""
         self._requested = True
+        if self._loading:
+            self._loader.cancel.set()  # a proof may take minutes
         with contextlib.suppress(OSError):  # full: it is awake already; closed: it has stopped
             os.write(self._wake_write, b"x")
 
+    def request_reread(self) -> None:
+        """Let `wait` have the configuration read again, as SIGHUP wants. Safe in a signal handler."""
+        self._reread_wanted = True
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"h")
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until a stop is requested or a fatal fault; False when the time is up first."""
-        if not self.stopping:
-            select.select([self._wake_read], [], [], None if timeout_s is None else max(0.0, timeout_s))
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.stopping:
+            left_s = None if end is None else end - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                break
+            select.select([self._wake_read], [], [], left_s)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+            if self._reread_wanted and not self.stopping:
+                self._reread_wanted = False
+                self._loader.post("configuration read again", self._reread.run)
         return self.stopping
 
     def stop(self) -> bool:
@@ -220,7 +276,11 @@ class Daemon:
                 log.exception("a part did not stop as it should")
                 stuck.append("?")
 
+        # first of all: a job that loads a model gives up
+        step(lambda: self._loader.stop(left_s(LOADER_STOP_S)))
         step(lambda: self.pipeline.stop(left_s(PIPELINE_STOP_S)))
+        if (sampler := self._sampler) is not None:
+            sampler.hurry()
         if (windows := self._windows) is not None:
             # the last window has everything that was in flight
             step(lambda: windows.stop(left_s(0.8)))
@@ -228,7 +288,7 @@ class Daemon:
         if (web := self._web) is not None:
             step(lambda: web.stop(left_s(0.5)))
         step(lambda: self.messaging.stop(left_s))
-        if (sampler := self._sampler) is not None:
+        if sampler is not None:
             step(lambda: sampler.stop(left_s(0.3)))
         step(lambda: self._threads.join(left_s(0.3)))
         if stuck:
@@ -241,21 +301,10 @@ class Daemon:
 
     # --- composition
 
-    def _load_models(self) -> None:
-        config = self._config
-        lanes = lanes_for(config.models)
-        for wanted in config.models:
-            if self.stopping:
-                return
-            self._notifier.extend_timeout(int(LOAD_DEADLINE_S * 1e6))
-            streams = sum(wanted.name in each.models for each in config.cameras)
-            self.models.append(load_model(wanted, lanes=lanes[wanted.name], streams=streams))
-        errors = [model.error for model in self.models if model.error is not None]
-        if len(errors) == len(self.models):
-            raise errors[0] if len(errors) == 1 else _no_model(errors)
-        for model in self.models:
-            if model.error is not None:
-                log.error("model %s is down: %s", model.config.name, model.error)
+    def _keep_loading(self) -> bool:
+        """Before every model: whether to go on, and systemd waits for it."""
+        self._notifier.extend_timeout(int(LOAD_DEADLINE_S * 1e6))
+        return not self.stopping
 
     def _add_camera(self, config: CameraConfig) -> None:
         url = f"file:{bundled_media(config.source.location)}" if config.source.kind == "bundled" else config.url
@@ -266,12 +315,17 @@ class Daemon:
         hardware = self._config.device.hardware
         keep_s = 2 * self._config.telemetry.window_s + 10
         if hardware.startswith("sim:"):
-            device = SimDevice(MODULES[hardware.removeprefix("sim:")], self.pipeline.busy_ns, self.pipeline.lanes)
+            module = MODULES[hardware.removeprefix("sim:")]
+            device = SimDevice(module, self.pipeline.busy_ns, self.pipeline.lanes)
             log.info("power and temperature are simulated: %s", hardware)
-            return Sampler(SimPower(device), SimThermal(device), keep_s=keep_s, on_death=self._thread_died)
-        reason = 'hardware = "none"' if hardware == "none" else "no power sensor that this version can read"
-        log.info("no power is measured: %s", reason)
-        return Sampler(None, None, keep_s=keep_s, none_reason=reason)
+            sensors: Sensors | Unavailable = Sensors([sim_candidate(device)], on_death=self._thread_died)
+            idle = IdlePower({SIM_MODE: module.idle_w})
+        else:
+            sensors = make_sensors(hardware, on_switch=self._tell.sensor, on_death=self._thread_died)
+            idle = IdlePower()
+        if isinstance(sensors, Unavailable):
+            log.info("no power is measured: %s", sensors.reason)
+        return Sampler(sensors, idle=idle, keep_s=keep_s, on_death=self._thread_died)
 
     def _window_sources(self, sampler: Sampler) -> WindowSources:
         return WindowSources(
@@ -299,6 +353,8 @@ class Daemon:
             judgement=self.health,
             models=self._model_views,
             fps_wanted=self._switch.wanted,
+            keeper=self.keeper,
+            shelf=self.shelf,
         )
         # one folder is enough for us; systemd would give several, separated by colons
         runtime = os.environ.get(RUNTIME_DIRECTORY, "").partition(":")[0]
@@ -331,26 +387,7 @@ class Daemon:
         return views
 
     def _report_models(self) -> None:
-        models = []
-        for model in self.models:
-            info = None if model.resident is None else model.resident.info
-            models.append(
-                ReportedModel(
-                    name=model.config.name,
-                    engine=None if info is None else info.digest,
-                    bundle=None if info is None else info.bundle,
-                    variant=None if info is None else info.variant,
-                    backend=None if info is None else info.backend,
-                    state="down" if info is None else "up",
-                    source="configuration",
-                )
-            )
-            if model.error is not None and self.messaging.events is not None:
-                self.messaging.events.emit(
-                    "model", f"model {model.config.name} is down: {model.error}", severity="error",
-                    model=model.config.name, state="down", code=model.error.code,
-                )  # fmt: skip
-        self.messaging.reported(models)
+        self.messaging.reported(self.keeper.reported())
 
     # --- on other threads
 
@@ -363,6 +400,8 @@ class Daemon:
         log.info("%s", describe(report))
         self._history.add(report)
         self.messaging.window(report, self._history.renumber)
+        if self._sampler is not None:
+            self._idle.look(report, self.pipeline.busy_ns(), self._sampler)
         if self._observers.window is not None:
             self._observers.window(report)
 
@@ -373,7 +412,7 @@ class Daemon:
             if self._ending.wait(LOOK_PERIOD_S):
                 return
             self._supervisor.awake()
-            self._tell_cameras()
+            self._tell.cameras(self.pipeline.cameras())
             if time.monotonic() - t_swept >= SWEEP_PERIOD_S:
                 t_swept = time.monotonic()
                 if failed := self.pipeline.sweep():
@@ -401,36 +440,8 @@ class Daemon:
                 name: reason for name, model in models.items() if (reason := model.desk.down_reason) is not None
             },
             threads_dead=[*self._dead, *self.messaging.dead()],
-            alarms=[*self._alarms, *self.messaging.alarms()],
+            alarms=[*self._alarms, *self.keeper.alarms(), *self.messaging.alarms()],
         )
-
-    def _tell_cameras(self) -> None:
-        """An event for every camera whose state is another one than at the last look."""
-        events = self.messaging.events
-        for view in self.pipeline.cameras():
-            state, reason = view.status.state, view.status.reason
-            before = self._camera_states.get(view.name)
-            if state == before or state == "starting" or reason == STOPPED_ON_REQUEST:
-                continue
-            self._camera_states[view.name] = state
-            if events is not None:
-                bad = state in ("down", "stalled")
-                text = f"camera {view.name} is {state}" + (f": {reason}" if reason else "")
-                events.emit(
-                    "camera", text, severity="warning" if bad else "info", camera=view.name, state=state,
-                    reason=reason, before=before,
-                )  # fmt: skip
-
-    def _tell_command(self, name: str, door: Door, reply: Reply) -> None:
-        error = reply.error
-        if error is None:
-            log.info("command %s (%s): obeyed", name, door)
-        if self.messaging.events is not None and name != "ping":
-            text = f"command {name}: " + ("obeyed" if error is None else f"refused: {error.message}")
-            self.messaging.events.emit(
-                "command", text, severity="info" if error is None else "warning", name=name, door=door,
-                id=reply.id, ok=error is None, code=None if error is None else error.code,
-            )  # fmt: skip
 
     def _thread_died(self, name: str, error: BaseException) -> None:
         # one thread less and nobody would notice: end, and let the service manager start anew
@@ -439,7 +450,3 @@ class Daemon:
         log.critical("%s; stopping", self._fatal)
         self._ending.set()
         self.request_stop()
-
-
-def _no_model(errors: list[EdgeError]) -> BundleError:
-    return BundleError("no model could be loaded:\n" + "\n".join(f"  {error}" for error in errors), code="no_model")

@@ -130,7 +130,7 @@ window_s = {WINDOW_S}
 
 
 def _introduce(daemon: Daemon, config: Config, port: int, say: Say) -> None:
-    resident = daemon.models[0].resident
+    resident = daemon.pipeline.models[config.models[0].name].desk.resident()
     assert resident is not None
     info = resident.info
     say(f"Model {config.models[0].bundle}: {info.variant} on {info.backend}, engine {info.digest[:19]}")

@@ -12,9 +12,13 @@ from pathlib import Path
 
 from edge_runtime.app.health import Health as Judgement
 from edge_runtime.app.identity import clock_synced
+from edge_runtime.app.keeper import ModelKeeper
 from edge_runtime.app.messaging import Messaging
+from edge_runtime.app.shelf import Shelf
 from edge_runtime.clock import Clock, utc_text
 from edge_runtime.control.dispatcher import Dispatcher
+from edge_runtime.engine.archive import bundle_bytes
+from edge_runtime.engine.upload import Upload
 from edge_runtime.hardware.sampler import Sampler
 from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.identity import Identity
@@ -29,10 +33,18 @@ from edge_runtime.records.status import (
 )
 from edge_runtime.records.window import CameraWindow, WindowReport
 from edge_runtime.telemetry.windows import ModelView
-from edge_runtime.web.door import Entry
+from edge_runtime.web.door import Entry, StoredBundle
 
 KEPT_WINDOWS = 360
-STATUS_OF = {"unknown_command": 404, "busy": 503, "clock_unsynced": 503, "in_progress": 409, "internal": 500}
+STATUS_OF = {
+    "unknown_command": 404,
+    "in_progress": 409,
+    "internal": 500,
+    "busy": 503,
+    "cancelled": 503,
+    "clock_unsynced": 503,
+    "stopping": 503,
+}
 """HTTP status by error code of a command; 400 for all others."""
 
 
@@ -100,6 +112,31 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreUpload:
+    """Implements the web room's BundleUpload over the store's."""
+
+    upload: Upload
+    shelf: Shelf
+
+    def write(self, chunk: bytes) -> None:
+        self.upload.write(chunk)
+
+    def finish(self) -> StoredBundle:
+        bundle = self.shelf.finish(self.upload)
+        return StoredBundle(
+            digest=bundle.digest,
+            name=bundle.name,
+            version=bundle.manifest.bundle.version,
+            variants=bundle.variants,
+            size_bytes=bundle_bytes(bundle),
+            new=self.upload.new,
+        )
+
+    def abort(self) -> None:
+        self.upload.abort()
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonDoor:
     """Implements the web room's Door over the parts of a daemon."""
 
@@ -114,6 +151,8 @@ class DaemonDoor:
     judgement: Callable[[], Judgement]
     models: Callable[[], Sequence[ModelView]]
     fps_wanted: Callable[[], dict[str, float | None]]
+    keeper: ModelKeeper
+    shelf: Shelf
 
     def health(self) -> Health:
         judged = self.judgement()
@@ -127,6 +166,9 @@ class DaemonDoor:
         assert reply is not None  # only over MQTT there is nobody to answer
         status = 200 if reply.error is None else STATUS_OF.get(reply.error.code, 400)
         return status, reply.to_json()
+
+    def open_upload(self) -> StoreUpload:
+        return StoreUpload(self.shelf.bundles.open_upload(), self.shelf)
 
     def snapshot(self) -> StatusReport:
         now_ns = time.monotonic_ns()
@@ -181,13 +223,18 @@ class DaemonDoor:
 
     def _model(self, model: ModelView) -> ModelNow:
         up = model.engine is not None
+        desk = self.pipeline.models[model.name].desk
+        ladder = [each.info for each in desk.ladder()]
         return ModelNow(
             name=model.name,
             engine=model.engine,
+            bundle=ladder[0].bundle if ladder else None,
+            source=self.keeper.source(model.name),
+            ladder=[info.variant for info in ladder],
             variant=model.variant if up else None,
             backend=model.backend if up else None,
             max_batch=model.max_batch if up else None,
-            lanes=self.pipeline.models[model.name].desk.lanes,
+            lanes=desk.lanes,
             reason=model.down_reason,
         )
 

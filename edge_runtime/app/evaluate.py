@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.app.models import cores, open_bundle
+from edge_runtime.bundled import SCHEME
 from edge_runtime.camera.av import SCALER, decode_image
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.onnxrt import load_engine
@@ -73,6 +74,12 @@ def evaluate_bundle(
         bundle.variant("auto", "onnxruntime")  # says that there is none, and what there is
     names = bundle.variants_for("onnxruntime") if variant == ALL else (bundle.variant(variant, "onnxruntime").name,)
     if record:
+        if source.startswith(SCHEME):
+            raise UsageError(
+                "what comes with the product is not written to",
+                where=source,
+                remedy="copy the bundle into a folder of your own and name that",
+            )
         check_recordable(bundle)
     dataset, notes = _open(bundle, data, images, 0, progress)
     measured = bundle

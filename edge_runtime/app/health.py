@@ -213,7 +213,7 @@ class Supervisor:
         look: Callable[[], HealthInput],
         watchdog: Watchdog,
         *,
-        stall_limit_s: float = STALL_LIMIT_S,
+        stall_limit_s: Callable[[], float] = lambda: STALL_LIMIT_S,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._look = look
@@ -237,7 +237,7 @@ class Supervisor:
         if self._t_done_ns is not None and (gap_ns := awake_ns - self._t_done_ns) > PAUSE_S * 1e9:
             self._pauses.append(Pause(awake_ns, gap_ns - int(LOOK_PERIOD_S * 1e9)))
             log.warning("this process did not run for %.1f s", gap_ns / 1e9)
-        health = judge(self._look(), self._stall_limit_s, tuple(self._pauses))
+        health = judge(self._look(), self._stall_limit_s(), tuple(self._pauses))
         self._watchdog.tick(health, now_ns)
         self._health = health
         self._t_done_ns = self._clock_ns()

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 from edge_runtime.app.daemon import Daemon
@@ -17,12 +18,15 @@ from edge_runtime.config import Config
 log = logging.getLogger(__name__)
 
 
-def run_daemon(config: Config) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit code. Raises EdgeError where it cannot start."""
+def run_daemon(config: Config, config_file: Path) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code. SIGHUP reads `config_file` again.
+
+    Raises EdgeError where it cannot start.
+    """
     faulthandler.enable()
     notifier = Notifier.from_environment()
     with StoreLock(config.device.store) as lock:
-        daemon = Daemon(config, notifier=notifier)
+        daemon = Daemon(config, notifier=notifier, config_file=config_file)
         if lock.trouble is not None:
             daemon.alarm(lock.trouble)
         stop_on_signals(daemon)
@@ -32,7 +36,8 @@ def run_daemon(config: Config) -> int:
 
 
 def stop_on_signals(daemon: Daemon) -> None:
-    """SIGTERM and SIGINT ask the daemon to stop; a second one of them ends the process at once."""
+    """SIGTERM and SIGINT ask the daemon to stop; a second one of them ends the process at once. SIGHUP has it read
+    its configuration again."""
 
     def handle(_: int, __: FrameType | None) -> None:
         # between two bytecodes of whatever runs now: no lock, no log
@@ -42,6 +47,7 @@ def stop_on_signals(daemon: Daemon) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
+    signal.signal(signal.SIGHUP, lambda _, __: daemon.request_reread())
 
 
 def end_process(code: int) -> None:

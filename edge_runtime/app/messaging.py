@@ -27,12 +27,15 @@ from edge_runtime.records.window import WindowReport
 from edge_runtime.telemetry.events import EventWriter
 from edge_runtime.telemetry.spool import EVENT, TELEMETRY, Spool
 from edge_runtime.telemetry.topics import Topics
+from edge_runtime.threads import ThreadGroup
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 0.5
 CLOSE_S = 1.0
 SPOOL_CLOSE_S = 0.5
+SLOW_COMMANDS = 4
+"""Commands over MQTT that take their time, at a time; more wait in line with all others."""
 LOOP_SILENCE_S = {"mqtt-net": 30.0, "mqtt-pump": 15.0}
 """How long a loop may be silent. The handlers' thread runs for as long as a command does, the spool's for as long as
 the disk takes: neither says anything about frames, and both have their own alarms."""
@@ -53,6 +56,9 @@ class Messaging:
         self._losses: dict[str, int] = {}
         self._alarm: str | None = None
         self._state_seq = itertools.count()
+        self._slow = ThreadGroup()
+        self.config_digest = config.digest
+        """Of the configuration in force."""
         self.link: MqttLink | None = None
 
     # --- life
@@ -86,16 +92,24 @@ class Messaging:
         if link is None:
             return
 
-        def handle(incoming: Incoming) -> None:
-            name = incoming.topic.rpartition("/")[2]
+        def answer(name: str, incoming: Incoming) -> None:
             reply = dispatcher.handle(name, incoming.payload, retained=incoming.retained, door="mqtt")
             if reply is not None:
                 link.publish(f"{self._topics.root}/reply/{reply.id}", reply.to_json())
+
+        def handle(incoming: Incoming) -> None:
+            name = incoming.topic.rpartition("/")[2]
+            if dispatcher.slow(name) and len(self._slow.alive()) < SLOW_COMMANDS:
+                # acknowledged before it is done: sent again after a crash, it would be obeyed twice
+                self._slow.spawn("mqtt-slow", lambda: answer(name, incoming))
+            else:
+                answer(name, incoming)
 
         link.subscribe(f"{self._topics.root}/cmd/+", handle)
 
     def stop(self, left_s: Callable[[float], float]) -> None:
         """Send what can be sent, say goodbye, keep the rest. `left_s(most)`: how long a step may take."""
+        self._slow.join(left_s(FLUSH_S))  # what they answer is to be sent, too
         if self._spool is not None:
             self._spool.flush(left_s(FLUSH_S))
         if self.link is not None and not self.link.close(left_s(CLOSE_S)):
@@ -135,7 +149,7 @@ class Messaging:
                 t_utc=utc_text(self._clock.utc()),
                 clock_synced=clock_synced(),
                 models=list(models),
-                config_digest=self._config.digest,
+                config_digest=self.config_digest,
             )
             self.link.set_retained(f"{self._topics.root}/reported", report.to_json())
 

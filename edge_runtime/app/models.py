@@ -6,12 +6,12 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.bundled import SCHEME, bundled_engine
 from edge_runtime.config import ModelConfig
 from edge_runtime.engine.bundle import Bundle, load_bundle
+from edge_runtime.engine.manifest import Backend
 from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.engine.protocol import Engine
 from edge_runtime.engine.slot import Resident
@@ -24,16 +24,10 @@ BATCH_CANDIDATES = (2, 4, 8)
 BATCH_GAIN = 1.2
 """A larger batch is taken where it brings at least this factor in frames per second: more than noise brings."""
 _BATCH_RUNS = 5
+_COST_RUNS = 3
 
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A configured model; `resident` None where it could not be loaded, for `error`."""
-
-    config: ModelConfig
-    lanes: int
-    resident: Resident | None
-    error: EdgeError | None
+BACKEND: Backend = "onnxruntime"
+"""What runs models in this version."""
 
 
 def cores() -> int:
@@ -66,11 +60,14 @@ def open_bundle(source: Path | str) -> Bundle:
     return load_bundle(Path(source))
 
 
-def load_model(config: ModelConfig, *, lanes: int, streams: int) -> LoadedModel:
-    """Load one model for `streams` cameras. An error is kept, for its cameras to tell; it takes nothing else down."""
+def load_variant(bundle: Bundle, variant: str, config: ModelConfig, *, lanes: int, streams: int) -> Resident:
+    """A variant of the bundle loaded and warm, with lanes and buffers, for `streams` cameras.
+
+    Raises BundleError or EngineError; anything that a library may raise becomes one (code `load_failed`).
+    """
     started = time.monotonic()
     try:
-        engine = load_engine(open_bundle(config.bundle), config.variant)
+        engine = load_engine(bundle, variant)
         try:
             info = engine.info
             decoder = build_decoder(info.output, info.input, info.output_shapes)
@@ -79,12 +76,12 @@ def load_model(config: ModelConfig, *, lanes: int, streams: int) -> LoadedModel:
         except BaseException:
             engine.close()
             raise
-    except EdgeError as error:
-        return LoadedModel(config, lanes, None, error)
+    except EdgeError:
+        raise
     except Exception as error:
         log.exception("model %s could not be loaded", config.name)
-        failed = EngineError(f"it could not be loaded: {error!r}", where=config.name, code="load_failed")
-        return LoadedModel(config, lanes, None, failed)
+        message = f"it could not be loaded: {error!r}"
+        raise EngineError(message, where=config.name, code="load_failed") from error
     log.info(
         "model %s: %s %s on %s, lanes: %d, largest batch: %d, loaded and warm in %.2f s",
         config.name,
@@ -95,7 +92,42 @@ def load_model(config: ModelConfig, *, lanes: int, streams: int) -> LoadedModel:
         resident.places,
         time.monotonic() - started,
     )
-    return LoadedModel(config, lanes, resident, None)
+    return resident
+
+
+def ladder_of(bundle: Bundle, config: ModelConfig, variant: str) -> tuple[str, ...]:
+    """The variants to keep loaded: `variant` (or what "auto" means), then the configured others that the bundle has."""
+    first = bundle.variant(variant, BACKEND).name
+    has = bundle.variants_for(BACKEND)
+    return (first, *(each for each in config.ladder if each in has and each != first))
+
+
+def run_cpu_s(resident: Resident) -> float:
+    """CPU time in seconds of a run of one picture: what it takes from the cores, whatever else they do meanwhile.
+
+    Measured once: a lane lasts as long as its engine. Raises EngineError.
+    """
+    if resident.run_cpu_s is None:
+        resident.run_cpu_s = _measure_cpu_s(resident)
+    return resident.run_cpu_s
+
+
+def _measure_cpu_s(resident: Resident) -> float:
+    engine = resident.engine
+    batch = resident.sizes[0]
+    buffer = engine.allocate(batch)
+    try:
+        buffer.array.fill(0.0)
+        lane = engine.open_lane()
+        times = []
+        for _ in range(_COST_RUNS):
+            start = time.thread_time()
+            lane.submit(buffer, batch)
+            lane.collect()
+            times.append(time.thread_time() - start)
+        return min(times) / batch
+    finally:
+        engine.release(buffer)
 
 
 def choose_batch(engine: Engine, wanted: int | str, streams: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +15,15 @@ from edge_runtime.errors import EXIT_DONE, CameraError, NotThereError, UsageErro
 if TYPE_CHECKING:
     from edge_runtime.bench.overhead import OverheadResult
     from edge_runtime.bench.pipeline import PipelineResult
+    from edge_runtime.bench.reload import Load, ReloadBench
 
 _PIPELINE = """In one run, in turn: (a) the engine alone on all lanes, (b) the whole pipeline at full pace on a clip,
 (c) the same stages one after the other in one thread. Ratios of one run are what counts; absolute rates are this
 machine's, now."""
 _OVERHEAD = """Process CPU per completed frame of everything but pixels and inference: cameras at real-time pace
 through capture, claim, lanes, tickets, ledger and windows, with an engine that answers at once."""
+_RELOAD = """Models take turns under running cameras, as `edge-runtime reload` does it: proof, load, exchange, watch;
+then the same cameras for as long undisturbed. What counts are the differences between the two runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +47,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overhead.add_argument("--lanes", type=count, metavar="N", help="default: one per core")
     overhead.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="of each repeat (%(default)s)")
     _add_common(overhead)
+    reload = commands.add_parser("reload", help="what a change of models costs the cameras", description=_RELOAD)
+    reload.add_argument(
+        "--bundle",
+        action="append",
+        metavar="DIR[@VARIANT]",
+        help="again for each model that takes part (default: the bundled one in two sizes)",
+    )
+    reload.add_argument("--reloads", type=count, default=200, metavar="N", help="default: %(default)s")
+    reload.add_argument("--cameras", type=count, default=2, metavar="N", help="default: %(default)s")
+    reload.add_argument("--fps", type=positive, default=15.0, help="of each camera (%(default)s)")
+    reload.add_argument("--clip", type=Path, metavar="FILE", help="what the cameras show (default: synthetic pictures)")
+    reload.add_argument("--lanes", type=count, metavar="N", help="default: one per core")
+    reload.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
     if args.bench_command == "pipeline":
         result = _measure_pipeline(args)
         print(json.dumps(result.as_dict(), indent=2) if args.json else _pipeline_table(result))
+        return EXIT_DONE
+    if args.bench_command == "reload":
+        reloaded = _measure_reload(args)
+        print(json.dumps(reloaded.as_dict(), indent=2) if args.json else _reload_table(reloaded))
         return EXIT_DONE
     from edge_runtime.app.models import cores
     from edge_runtime.bench.overhead import measure_overhead
@@ -90,6 +111,33 @@ def _measure_pipeline(args: argparse.Namespace) -> PipelineResult:
             seconds=args.seconds,
             repeats=args.repeats,
         )
+
+
+def _measure_reload(args: argparse.Namespace) -> ReloadBench:
+    from edge_runtime.app.models import open_bundle
+    from edge_runtime.bench.reload import measure_reload
+
+    bundles = []
+    for word in args.bundle or ["bundled:centernet@fp32-320", "bundled:centernet@fp32-416"]:
+        source, _, variant = word.partition("@")
+        bundle = open_bundle(source)
+        bundles.append((bundle, bundle.variant(variant or "auto").name))
+    if len(bundles) < 2:
+        raise UsageError("one model cannot take turns", where="--bundle", remedy="name at least two, or none at all")
+
+    def progress(done: int, of: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done} of {of} reloads", end="" if done < of else "\n", file=sys.stderr, flush=True)
+
+    return measure_reload(
+        bundles,
+        reloads=args.reloads,
+        cameras=args.cameras,
+        fps=args.fps,
+        lanes=args.lanes or "auto",
+        url=None if args.clip is None else f"file:{args.clip.resolve()}",
+        progress=progress,
+    )
 
 
 def _heavy_bundle(folder: Path) -> Path:
@@ -130,3 +178,28 @@ def _overhead_table(results: list[OverheadResult]) -> str:
             f"{each.handoff_us_median:19.1f}   ({values})"
         )
     return "\n".join(rows)
+
+
+def _reload_table(result: ReloadBench) -> str:
+    def load(name: str, each: Load) -> str:
+        return (
+            f"  {name:12} {each.captured:8d} {each.completed:9d} {each.stale:6d} {each.dropped:8d} {each.failed:7d} "
+            f"{each.longest_gap_ms:12.0f} ms"
+        )
+
+    return "\n".join(
+        [
+            f"{' and '.join(result.models)} in turn, {result.reloads} reloads ({result.refused} refused) under "
+            f"{result.cameras} cameras at {result.fps:g} fps, onnxruntime {result.onnxruntime}",
+            "               captured completed  stale  dropped  failed    longest gap",
+            load("reloading", result.disturbed),
+            load("undisturbed", result.undisturbed),
+            f"  exchange      median {result.exchange_ms[0]:.3f} ms, worst {result.exchange_ms[1]:.3f} ms",
+            f"  whole reload  median {result.took_s[0]:.2f} s, worst {result.took_s[1]:.2f} s; of it the proof "
+            f"{result.proof_s[0]:.2f} s",
+            f"  batches with two engines: {result.mixed_batches}; results out of order: {result.out_of_order}",
+            f"  memory {result.rss_early_mb:.1f} MB after the first reloads, {result.rss_late_mb:.1f} MB at the end; "
+            f"threads {result.threads[0]} and {result.threads[1]}, descriptors {result.descriptors[0]} and "
+            f"{result.descriptors[1]}",
+        ]
+    )

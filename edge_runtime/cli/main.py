@@ -51,6 +51,12 @@ def build_parser() -> argparse.ArgumentParser:
     status_command.add_arguments(status)
     status.set_defaults(handler=status_command.run)
 
+    reload = commands.add_parser("reload", help="give a running model another bundle", description=_RELOAD)
+    from edge_runtime.cli import reload as reload_command
+
+    reload_command.add_arguments(reload)
+    reload.set_defaults(handler=reload_command.run)
+
     check = commands.add_parser("check-config", help="say whether a configuration is valid, and if not, why and where")
     check.add_argument("config", type=Path, metavar="CONFIG", nargs="?")
     check.add_argument("--print-default", action="store_true", help="print the default configuration, to start from")
@@ -78,6 +84,13 @@ def counted(count: int, noun: str) -> str:
 _RUN = (
     "Runs cameras and models as CONFIG says until SIGTERM or SIGINT. Exits 2 for a configuration that cannot be "
     "parsed or validated, a store that cannot be used or that another daemon holds, or no loadable model at all."
+)
+
+
+_RELOAD = (
+    "Sends BUNDLE to the running daemon, which proves it in a process of its own, loads it beside the old one, "
+    "exchanges the two between batches, and goes back where the new one fails. Waits for the outcome. What was "
+    "reloaded last also runs after the next start, until --reset. Exits 3 where the model was refused or taken back."
 )
 
 
@@ -113,7 +126,7 @@ def _run(parsed: argparse.Namespace) -> int:
         config = load_config(parsed.config)
         from edge_runtime.app.main import run_daemon
 
-        return run_daemon(config)
+        return run_daemon(config, parsed.config)
     except EdgeError as error:
         # through the log, so that a machine that reads it finds this too
         for line in str(error).splitlines():

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from pydantic import JsonValue
 
 from edge_runtime.clock import Clock
-from edge_runtime.records.commands import CameraArgs, PingArgs
+from edge_runtime.records.commands import CameraArgs, PingArgs, ReloadArgs, ReloadResult, VariantArgs
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.window import Payload
 
@@ -28,6 +28,8 @@ class CommandSpec(Generic[ArgsT]):
     args: type[ArgsT]
     run: Callable[[ArgsT], JsonValue]
     budget_s: float = 2.0
+    slow: bool = False
+    """Takes seconds or minutes by its nature: whoever brings commands one by one does not wait for it."""
 
 
 class CameraControl(Protocol):
@@ -40,6 +42,18 @@ class CameraControl(Protocol):
     def cap(self, name: str, fps: float | None) -> None:
         """At most `fps` frames per second; None lifts the cap."""
         ...
+
+
+class ModelControl(Protocol):
+    """What can be done to configured models. Every method waits for the outcome and raises EdgeError where there is
+    none: the engine before runs on."""
+
+    def reload(self, args: ReloadArgs) -> ReloadResult: ...
+
+    def switch(self, args: VariantArgs) -> ReloadResult: ...
+
+
+RELOAD_BUDGET_S = 180.0
 
 
 def ping(identity: Identity, clock: Clock) -> CommandSpec[PingArgs]:
@@ -65,3 +79,17 @@ def camera(control: CameraControl) -> CommandSpec[CameraArgs]:
         return {"name": args.name, "action": args.action, "fps": args.fps}
 
     return CommandSpec(CameraArgs, run)
+
+
+def reload(control: ModelControl) -> CommandSpec[ReloadArgs]:
+    """`reload`: another bundle for a model. A digest of the store, never a path or an address."""
+    return CommandSpec(
+        ReloadArgs, lambda args: control.reload(args).model_dump(mode="json"), budget_s=RELOAD_BUDGET_S, slow=True
+    )
+
+
+def variant(control: ModelControl) -> CommandSpec[VariantArgs]:
+    """`variant`: another variant of the bundle that runs."""
+    return CommandSpec(
+        VariantArgs, lambda args: control.switch(args).model_dump(mode="json"), budget_s=RELOAD_BUDGET_S, slow=True
+    )

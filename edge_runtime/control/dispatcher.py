@@ -86,6 +86,11 @@ class Dispatcher:
         self._memory = Memory(remembered)
         self._seq = itertools.count()
 
+    def slow(self, name: str) -> bool:
+        """Whether the command takes its time: nobody else's command should wait behind it."""
+        spec = self._commands.get(name)
+        return spec is not None and spec.slow
+
     def handle(
         self, name: str, payload: bytes | Mapping[str, object], *, retained: bool = False, door: Door
     ) -> Reply | None:

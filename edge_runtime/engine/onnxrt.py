@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -370,8 +370,12 @@ class OnnxRuntimeEngine:
         _give_memory_back()
 
 
-def load_engine(bundle: Bundle, variant: str = "auto") -> OnnxRuntimeEngine:
+def load_engine(
+    bundle: Bundle, variant: str = "auto", *, opened: Callable[[], None] = lambda: None
+) -> OnnxRuntimeEngine:
     """Load a variant of a verified bundle and warm it up: one inference proves its shapes and its layout.
+
+    `opened` is called between the two.
 
     Raises BundleError when the artefact changed, cannot be loaded, takes other pictures than the bundle says,
     answers with NaN, or does not fit the declared output layout.
@@ -381,6 +385,7 @@ def load_engine(bundle: Bundle, variant: str = "auto") -> OnnxRuntimeEngine:
     spec, output = bundle.input_spec(table.name), bundle.output_spec()
     # The bytes live only in this expression: the session has its own copy of what it needs.
     session = open_session(bundle.read_artefact(table.name, BACKEND), where)
+    opened()
     shapes, batch = output_shapes(session, spec, where)
     try:
         build_decoder(output, spec, shapes)

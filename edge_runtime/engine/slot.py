@@ -1,8 +1,9 @@
-"""The slot of a model: the engine that new batches open against, and the leases on engines before it.
+"""The slot of a model: the engine that new batches open against, its ladder, and the leases on engines before it.
 
 A Resident is an engine with everything that belongs to it: lanes, buffers, decoder. A batch is opened
-against a lease on the current resident, and only that engine runs it. After an exchange the old resident
-is retired; when its last lease comes back, `release` hands it to the caller to close, off every lock.
+against a lease on the current resident, and only that engine runs it. The ladder holds further residents,
+loaded and warm, that an exchange can make current at once. What an exchange leaves out is retired; when its
+last lease comes back, `release` hands it to the caller to close, off every lock.
 
 Nothing here locks: the pipeline calls it under the model's own Condition.
 """
@@ -10,6 +11,7 @@ Nothing here locks: the pipeline calls it under the model's own Condition.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 
 from edge_runtime.engine.protocol import Engine, InputBuffer, Lane
@@ -17,6 +19,41 @@ from edge_runtime.errors import EngineError
 from edge_runtime.records.frames import Decoder
 
 log = logging.getLogger(__name__)
+
+
+class Tally:
+    """Frames that an engine's lanes have brought to an end, since it was loaded, and the runs under way.
+
+    Each lane writes only its own row, so that nothing is locked on a frame's way.
+    """
+
+    __slots__ = ("_rows", "_since_ns")
+
+    def __init__(self, lanes: int) -> None:
+        self._rows = [[0, 0, 0] for _ in range(lanes)]
+        self._since_ns = [0] * lanes
+
+    def began(self, lane: int, now_ns: int) -> None:
+        """A lane has begun to run a batch, at a monotonic time; 0: it has ended."""
+        self._since_ns[lane] = now_ns
+
+    def longest_ns(self, now_ns: int) -> int:
+        """For how long the longest run under way has been going on; 0 when there is none."""
+        return max((now_ns - since_ns for since_ns in self._since_ns if since_ns), default=0)
+
+    def ran(self, lane: int, frames: int, sick: int) -> None:
+        """A batch ran; of its `frames` results, `sick` had nothing but values that are no numbers or no boxes."""
+        row = self._rows[lane]
+        row[0] += frames
+        row[1] += sick
+
+    def failed(self, lane: int, frames: int) -> None:
+        """A batch of so many frames ended in an error of the engine or of its decoder."""
+        self._rows[lane][2] += frames
+
+    def total(self) -> tuple[int, int, int]:
+        """(frames with a result, the sick among them, frames failed), over all lanes."""
+        return sum(row[0] for row in self._rows), sum(row[1] for row in self._rows), sum(row[2] for row in self._rows)
 
 
 class Resident:
@@ -36,11 +73,14 @@ class Resident:
         self.places = places
         self.sizes = _sizes(allowed, places)
         self.lanes: Sequence[Lane] = [engine.open_lane() for _ in range(lanes)]
+        self.tally = Tally(lanes)
+        self.run_cpu_s: float | None = None  # what a run of one picture costs, once somebody has measured it
         # last in, first out: buffers that load never needs are never touched and cost no memory
         self.free: list[InputBuffer] = [engine.allocate(self.sizes[-1]) for _ in range(buffers)]
         self.buffers = buffers
         self.leases = 0
         self.retired = False
+        self.closed = threading.Event()
 
     def close(self) -> None:
         """Free buffers and engine. Buffers that a writer never gave back stay allocated: that writer may wake."""
@@ -52,7 +92,10 @@ class Resident:
             self.engine.release(buffer)
         self.free = []
         self.lanes = []
-        self.engine.close()
+        try:
+            self.engine.close()
+        finally:
+            self.closed.set()
 
 
 def _sizes(allowed: tuple[int, ...] | None, places: int) -> tuple[int, ...]:
@@ -63,11 +106,12 @@ def _sizes(allowed: tuple[int, ...] | None, places: int) -> tuple[int, ...]:
 
 
 class EngineSlot:
-    """Holds the current resident, or none with a reason."""
+    """Holds the current resident, or none with a reason, and the ladder beside it."""
 
-    def __init__(self, resident: Resident | None, reason: str | None = None) -> None:
+    def __init__(self, resident: Resident | None, reason: str | None = None, others: Sequence[Resident] = ()) -> None:
         self.current = resident
         self.reason = reason
+        self.ladder: tuple[Resident, ...] = () if resident is None else (resident, *others)
 
     def acquire(self) -> Resident:
         """A lease on the current resident."""
@@ -83,13 +127,18 @@ class EngineSlot:
         assert resident.leases >= 0
         return resident if resident.retired and resident.leases == 0 else None
 
-    def exchange(self, resident: Resident | None, reason: str | None = None) -> Resident | None:
+    def exchange(
+        self, resident: Resident | None, reason: str | None = None, others: Sequence[Resident] = ()
+    ) -> list[Resident]:
         """Let new batches open against `resident` (None: the model is down for `reason`).
 
-        Returns the old one where nothing leases it any more and the caller is to close it now.
+        The new ladder is `resident` and `others`; what was on the old one and is not on the new one is retired.
+        Returns those of the retired that nothing leases any more: the caller is to close them now.
         """
-        old, self.current, self.reason = self.current, resident, reason
-        if old is None or old is resident:
-            return None
-        old.retired = True
-        return old if old.leases == 0 else None
+        before = self.ladder
+        self.current, self.reason = resident, reason
+        self.ladder = () if resident is None else (resident, *others)
+        retired = [each for each in before if each not in self.ladder]
+        for each in retired:
+            each.retired = True
+        return [each for each in retired if each.leases == 0]

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from edge_runtime.engine.slot import EngineSlot, Resident
@@ -237,19 +237,19 @@ class Desk:
 
     # --- the owner
 
-    def exchange(self, resident: Resident | None, reason: str | None = None) -> int:
+    def exchange(self, resident: Resident | None, reason: str | None = None, *, others: Sequence[Resident] = ()) -> int:
         """Let new batches open against `resident`; the open batch is closed. Returns ns under M.
 
-        None takes the model down for `reason`: what waits is dropped as `model_down`. The old engine is
-        closed after its last batch, by whoever brings that back (here, when it has none).
+        `others` stay loaded beside it; of the old ladder, what is neither is closed after its last batch, by
+        whoever brings that back (here, when it has none). None takes the model down for `reason`: what waits is
+        dropped as `model_down`.
         """
         after: _After = []
         with self._monitor:
             start_ns = self._clock_ns()
             if self._open is not None:
                 self._close(self._open, start_ns, after)
-            if (old := self._slot.exchange(resident, reason)) is not None:
-                after.append(old)
+            after.extend(self._slot.exchange(resident, reason, others))
             if resident is not None:
                 self._announce(resident)
                 for mailbox in self._mailboxes:
@@ -260,6 +260,11 @@ class Desk:
             held_ns = self._clock_ns() - start_ns
         self._settle_after(after)
         return held_ns
+
+    def set_batch_timeout(self, batch_timeout_s: float) -> None:
+        """From the next batch on, how long after its capture a frame may wait for company."""
+        with self._monitor:
+            self._timeout_ns = int(batch_timeout_s * 1e9)
 
     def stop(self) -> None:
         """Nothing is claimed any more; what waits is dropped as `stopping`; batches in hand are finished."""
@@ -282,6 +287,11 @@ class Desk:
         """The resident that new batches open against."""
         with self._monitor:
             return self._slot.current
+
+    def ladder(self) -> tuple[Resident, ...]:
+        """Every resident that can be made current at once, the current one first."""
+        with self._monitor:
+            return self._slot.ladder
 
     def unclaimed_ns(self) -> int:
         """For how long frames have been waiting without any being claimed; 0 when none waits."""

@@ -11,7 +11,7 @@ from edge_runtime.errors import EdgeError
 from edge_runtime.pipeline.batch import Batch, Place, PlaceState
 from edge_runtime.pipeline.desk import Desk
 from edge_runtime.pipeline.ledger import Ledger
-from edge_runtime.records.frames import FrameResult, Timings
+from edge_runtime.records.frames import Detections, FrameResult, Output, Timings
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, 
     info = resident.info
     t_run_ns = time.monotonic_ns()
     busy.start(index, t_run_ns)
+    resident.tally.began(index, t_run_ns)
     try:
         lane.submit(batch.buffer, batch.size)
         outputs = lane.collect()
@@ -111,12 +112,15 @@ def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, 
         for place in batch.places:
             ledger.fail(place.entry, "engine")
             ledger.deliver(place.entry.stream)
+        resident.tally.failed(index, len(batch.places))
         return
     finally:
         t_inferred_ns = time.monotonic_ns()
         busy.stop(index, t_inferred_ns)
+        resident.tally.began(index, 0)
     ready = sum(place.state is PlaceState.READY for place in batch.places)
     ledger.ran(model, info.digest, ready, t_inferred_ns - t_run_ns)
+    sick = failed = 0
     for place in batch.places:
         if place.state is not PlaceState.READY:
             continue
@@ -128,7 +132,9 @@ def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, 
         except Exception as error:  # noqa: BLE001  as above
             _complain("camera %s, model %s: postprocessing failed: %s", frame.camera, model, error)
             ledger.fail(entry, "postprocess")
+            failed += 1
         else:
+            sick += is_sick(output)
             timings = Timings(place.t_claim_ns, place.t_written_ns, t_run_ns, t_inferred_ns)
             result = FrameResult(
                 camera=frame.camera,
@@ -145,6 +151,16 @@ def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, 
             )
             ledger.resolve(entry, result)
         ledger.deliver(entry.stream)
+    resident.tally.ran(index, ready - failed, sick)
+    if failed:
+        resident.tally.failed(index, failed)
+
+
+def is_sick(output: Output) -> bool:
+    """Whether a model said nothing that can be used: only invalid boxes, or classes that are no numbers."""
+    if isinstance(output, Detections):
+        return len(output) == 0 and output.invalid > 0
+    return len(output) == 0
 
 
 _last_complaint_ns: dict[tuple[str, object], int] = {}

@@ -35,8 +35,8 @@ class Stream:
     """One camera on one model. `patient`: its frames may wait as long as it takes to be claimed (full pace)."""
 
     __slots__ = (
-        "camera", "counters", "draining", "entries", "failures", "latency", "model", "next_release", "next_ticket",
-        "outbox", "patient", "pending", "removed", "sink",
+        "camera", "counters", "draining", "entries", "failures", "fed", "gap_ns", "latency", "model", "next_release",
+        "next_ticket", "outbox", "patient", "pending", "removed", "sink", "t_result_ns",
     )  # fmt: skip
 
     def __init__(self, camera: str, model: str, sink: Callable[[FrameResult], None], patient: bool) -> None:
@@ -54,6 +54,9 @@ class Stream:
         self.draining = False
         self.removed = False
         self.patient = patient
+        self.t_result_ns = 0
+        self.gap_ns = 0  # the longest time between two results since `Ledger.begin_gaps`
+        self.fed = False  # whether a frame was captured since then
 
 
 class Entry:
@@ -82,6 +85,7 @@ class Ledger:
         self._engines: dict[tuple[str, str], EngineCounters] = {}
         self._current: dict[str, str] = {}
         self._labels: dict[str, tuple[str, str]] = {}
+        self._past: dict[str, Counters] = {}
         self._window = 0
 
     # --- streams and engines
@@ -116,6 +120,7 @@ class Ledger:
         with self._lock:
             entry = Entry(stream, frame, self._clock_ns(), self._window)
             stream.counters.captured += 1
+            stream.fed = True
             stream.entries.add(entry)
             if stream.removed and stream not in self._streams:
                 self._streams.append(stream)  # its camera gave one more while it was being removed
@@ -260,6 +265,40 @@ class Ledger:
                 default=None,
             )
 
+    def totals(self, model: str) -> Counters:
+        """A model's frames since the start, over all its cameras (`carried_in` and `in_flight` say nothing here)."""
+        with self._lock:
+            total = Counters()
+            total.add(self._past.get(model, Counters()))
+            for stream in self._streams:
+                if stream.model == model:
+                    total.add(stream.counters)
+            return total
+
+    def begin_gaps(self, model: str) -> None:
+        """Measure the longest gap between two results of each of a model's cameras anew. For one caller at a time."""
+        with self._lock:
+            for stream in self._streams:
+                if stream.model == model:
+                    stream.gap_ns, stream.fed = 0, bool(stream.entries)
+
+    def longest_gap_ns(self, model: str) -> int | None:
+        """The longest gap between two results of one camera since `begin_gaps`, the one under way included.
+
+        A camera that has brought no frame since then (it is paused, or at its end) waits for none and does not count.
+        None where no other camera of the model has had a result yet.
+        """
+        with self._lock:
+            now_ns = self._clock_ns()
+            return max(
+                (
+                    max(stream.gap_ns, now_ns - stream.t_result_ns)
+                    for stream in self._streams
+                    if stream.model == model and stream.fed and stream.t_result_ns and not stream.removed
+                ),
+                default=None,
+            )
+
     def cut(self) -> LedgerCut:
         """End the window: everything counted since the last cut; counting starts anew."""
         with self._lock:
@@ -271,6 +310,7 @@ class Ledger:
                 for entry in stream.entries:
                     self._attribute(entry).counters.in_flight += 1
                 streams.append(StreamCut(stream.camera, stream.model, counters, stream.latency, stream.failures))
+                self._past.setdefault(stream.model, Counters()).add(counters)
                 stream.counters = Counters(carried_in=counters.in_flight)
                 stream.latency = Samples()
                 stream.failures = {}
@@ -328,6 +368,9 @@ class Ledger:
                 assert result is not None
                 result.timings.t_result_ns = self._clock_ns()
                 latency_ns = result.timings.t_result_ns - result.t_capture_ns
+                if stream.t_result_ns:
+                    stream.gap_ns = max(stream.gap_ns, result.timings.t_result_ns - stream.t_result_ns)
+                stream.t_result_ns = result.timings.t_result_ns
                 stream.counters.completed += 1
                 stream.latency.add(latency_ns)
                 engine = self._end(entry)

@@ -41,6 +41,7 @@ class _Feed:
     """A camera at work, with the streams and mailboxes that its frames go to."""
 
     camera: Camera
+    full_pace: bool = False
     targets: list[tuple[Desk, Mailbox, Stream]] = field(default_factory=list)
 
 
@@ -71,14 +72,15 @@ class Pipeline:
         batch_timeout_s: float = 0.02,
         timeout_s: float = 10.0,
         down_reason: str | None = None,
+        others: Sequence[Resident] = (),
     ) -> ModelPipe:
-        """A model, up with `resident` or down for `down_reason`.
+        """A model, up with `resident` (and `others` on its ladder) or down for `down_reason`.
 
         A frame without a result `timeout_s` after its capture is failed; a writer gets as long as that, too.
         """
         desk = Desk(
             name,
-            EngineSlot(resident, down_reason),
+            EngineSlot(resident, down_reason, others),
             self.ledger,
             lanes=lanes,
             batch_timeout_s=batch_timeout_s,
@@ -92,7 +94,7 @@ class Pipeline:
 
     def add_camera(self, camera: Camera, models: Sequence[str], *, full_pace: bool = False, priority: int = 0) -> None:
         """A camera whose frames go to every one of `models`. The pipeline reads and closes it."""
-        feed = _Feed(camera)
+        feed = _Feed(camera, full_pace)
         for name in models:
             desk = self._models[name].desk
             stream = self.ledger.open_stream(camera.name, name, self._on_result, patient=full_pace)
@@ -203,13 +205,20 @@ class Pipeline:
     def _start_capture(self, feed: _Feed) -> None:
         self._capture_threads.spawn(f"cam-{feed.camera.name}", lambda: self._capture(feed))
 
+    @staticmethod
+    def _await_a_model(feed: _Feed) -> None:
+        """With every model down there is nothing to decode for."""
+        while not any(desk.usable(mailbox, MODEL_DOWN_POLL_S) for desk, mailbox, _ in feed.targets):
+            pass
+
     def _capture(self, feed: _Feed) -> None:
         camera = feed.camera
         try:
-            # with every model down there is nothing to decode for
-            while not any(desk.usable(mailbox, MODEL_DOWN_POLL_S) for desk, mailbox, _ in feed.targets):
-                pass
+            self._await_a_model(feed)
             while (frame := camera.read()) is not None:
+                if feed.full_pace:
+                    # a file waits for a model that pauses: nothing of it is lost, and nothing decoded for nobody
+                    self._await_a_model(feed)
                 for desk, mailbox, _ in feed.targets:
                     desk.wait_for_room(mailbox)
                 entries = [self.ledger.captured(stream, frame) for _, _, stream in feed.targets]

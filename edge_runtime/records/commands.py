@@ -74,3 +74,71 @@ class CameraArgs(Payload):
         if (self.action == "cap") != ("fps" in self.model_fields_set):
             raise ValueError('"fps" goes with "cap", and has to be there: a number, or null to lift the cap')
         return self
+
+
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class ReloadArgs(Payload):
+    """`reload`: another bundle for a model, from this device's store; or back to the configuration's."""
+
+    model: str = Field(description="A configured model's name.")
+    bundle: Digest | None = Field(default=None, description="Digest of a bundle that is in the store.")
+    variant: str = Field(default="auto", description="One of the bundle's; auto: the first.")
+    reset: bool = Field(default=False, description="Instead of a bundle: what the configuration says.")
+    allow_pause: bool = Field(
+        default=False, description="Where both engines do not fit into memory, stop the old one first."
+    )
+    allow_slow: bool = Field(default=False, description="Take a model that cannot keep up with its cameras.")
+
+    @model_validator(mode="after")
+    def _bundle_or_reset(self) -> ReloadArgs:
+        if (self.bundle is None) != self.reset:
+            raise ValueError('either "bundle" or "reset": true has to be there, and not both')
+        return self
+
+
+class VariantArgs(Payload):
+    """`variant`: another variant of the bundle that runs, until the next start."""
+
+    model: str = Field(description="A configured model's name.")
+    variant: str = Field(description="One of the bundle's variants.")
+    allow_pause: bool = Field(
+        default=False, description="Where both engines do not fit into memory, stop the old one first."
+    )
+    allow_slow: bool = Field(default=False, description="Take a variant that cannot keep up with its cameras.")
+
+
+class ProofResult(Payload):
+    """What a model showed in a process of its own, before it came near the cameras."""
+
+    took_s: float
+    load_s: float
+    inference_ms: float = Field(description="Median run of one picture, beside everything else that runs here.")
+    cpu_ms: float = Field(description="CPU time of that run.")
+    memory_mb: float = Field(description="Memory that the loaded engine takes, in MB.")
+    golden: str = Field(description="What the golden check found, in words.")
+
+
+class ReloadResult(Payload):
+    """The answer to `reload` and `variant`: what runs now, and what the change cost."""
+
+    model: str
+    engine: str
+    bundle: str
+    variant: str
+    backend: str
+    source: Literal["configuration", "reload", "desired"] = Field(description="Who wanted this model.")
+    changed: bool = Field(description="False: it ran already.")
+    previous: str | None = Field(description="The engine before; null where the model was down.")
+    took_s: float
+    proof: ProofResult | None = Field(description="Null where the engine was loaded already.")
+    exchange_ms: float | None = Field(description="How long the exchange held up the model's lanes.")
+    gap_ms: float | None = Field(
+        description="Longest time between two results of one camera during all of it; null without results."
+    )
+    lost: dict[str, int] = Field(description="Frames of this model that were stale, dropped or failed meanwhile.")
+    judged: int = Field(description="Frames that the new engine was watched on before the old one went.")
+    pause_ms: float | None = Field(description="How long the model was stopped for want of memory; null: not at all.")
+    persisted: bool = Field(description="Whether the next start begins with this model.")
+    notes: list[str]

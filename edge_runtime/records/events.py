@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from edge_runtime.records.window import Payload, Stamped
 
-EventKind = Literal["unclean-start", "spool", "camera", "model", "command"]
+EventKind = Literal["unclean-start", "spool", "camera", "model", "command", "config", "sensor"]
 """The kinds of this version. They are the last level of a topic."""
 
 Severity = Literal["info", "warning", "error"]

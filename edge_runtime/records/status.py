@@ -57,6 +57,13 @@ class ModelNow(Payload):
 
     name: str
     engine: str | None
+    bundle: str | None = Field(default=None, description="sha256:... of bundle.toml.")
+    source: Literal["configuration", "reload", "desired"] = Field(
+        default="configuration", description="Who wanted this model."
+    )
+    ladder: list[str] = Field(
+        default_factory=list, description="Variants that are loaded and can be switched to at once."
+    )
     variant: str | None
     backend: str | None
     max_batch: int | None = None

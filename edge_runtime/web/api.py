@@ -22,6 +22,7 @@ from edge_runtime.web.access import Access, DeniedError
 from edge_runtime.web.door import Door, Entry
 from edge_runtime.web.metrics import CONTENT_TYPE, render_metrics
 from edge_runtime.web.protocol import SAFE_HEADERS
+from edge_runtime.web.upload import receive_bundle, status_of
 from edge_runtime.web.workers import BusyError, Workers
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,10 @@ class Crew:
     health: Workers
     reads: Workers
     commands: Workers
+    uploads: Workers
 
     def close(self) -> None:
-        for workers in (self.health, self.reads, self.commands):
+        for workers in (self.health, self.reads, self.commands, self.uploads):
             workers.close()
 
 
@@ -73,6 +75,7 @@ def build_app(door: Door, access: Access, crew: Crew) -> ASGIApp:
             Route("/api/status", _guarded(api.status), methods=["GET"]),
             Route("/api/windows", _guarded(api.windows), methods=["GET"]),
             Route("/api/command/{name}", _guarded(api.command), methods=["POST"]),
+            Route("/api/bundles", _guarded(api.bundles), methods=["PUT"]),
         ],
         exception_handlers={HTTPException: _http_error},
     )
@@ -126,6 +129,22 @@ class _Api:
         execute = partial(self._door.execute, name, body, entry)
         status, reply = await self._crew.commands.call(execute, wait=False)
         return _json(reply, status)
+
+    async def bundles(self, request: Request) -> Response:
+        if not self._access.trusted:
+            raise DeniedError(
+                403,
+                "socket_only",
+                "bundles come in by the control socket only",
+                "run `edge-runtime reload MODEL BUNDLE` on the device",
+            )
+        _query(request)
+        try:
+            return _json(await receive_bundle(request, self._door.open_upload, self._crew.uploads))
+        except EdgeError as error:
+            response = error_response(status_of(error), error)
+            response.headers["connection"] = "close"  # the rest of the body is not wanted
+            return response
 
 
 def _guarded(handler: Handler) -> Handler:

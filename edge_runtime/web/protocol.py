@@ -35,7 +35,10 @@ SAFE_HEADERS: tuple[tuple[bytes, bytes], ...] = (
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. It is cut when a request takes more than RECEIVE_S to arrive, or an answer SEND_S to leave."""
+    """One connection. It is cut when a request takes more than RECEIVE_S to arrive, or an answer SEND_S to leave.
+
+    The application may take over the first of these for a request that is long by nature: `state.timed_by_the_app`.
+    """
 
     receive_s = RECEIVE_S
     send_s = SEND_S
@@ -61,6 +64,7 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self.waiting_since = self.loop.time()
+        self.scope["state"].pop("timed_by_the_app", None)
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says what theirs says
@@ -78,6 +82,8 @@ class BoundedProtocol(H11Protocol):
 
     def is_waiting(self) -> bool:
         """Whether it is the client's turn: to send a request, or the rest of it."""
+        if self.scope is not None and self.scope["state"].get("timed_by_the_app"):
+            return False
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.get_write_buffer_size()
 
     def _check(self) -> None:

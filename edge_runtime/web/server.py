@@ -99,7 +99,7 @@ class WebServer:
     def stop(self, deadline_s: float = 1.0) -> list[str]:
         """Finish the requests in hand, cut what is left, end within `deadline_s`; names of threads that did not.
 
-        A command that hangs is one of these ("web-command"). Idempotent.
+        A command that hangs is one of these ("web-command"), and an upload ("web-upload"). Idempotent.
         """
         end = time.monotonic() + deadline_s
         if self._loop is not None and self._stopping is not None:
@@ -147,6 +147,7 @@ class WebServer:
             health=Workers(self._calls, "web-health", 1),
             reads=Workers(self._calls, "web-read", READS),
             commands=Workers(self._calls, "web-command", COMMANDS),
+            uploads=Workers(self._calls, "web-upload", 1),
         )
         stopping = asyncio.Event()
         # a listener each: however many come over TCP, the control socket has connections of its own

@@ -35,7 +35,7 @@ class Workers:
             raise _stopping()
         if not wait and self._free.locked():
             raise BusyError(
-                "too many commands are being carried out", remedy="wait for one of them to end", retryable=True
+                "too many of these are being carried out", remedy="wait for one of them to end", retryable=True
             )
         try:
             return await asyncio.wait_for(self._call(function), within_s)

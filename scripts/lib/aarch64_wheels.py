@@ -24,7 +24,7 @@ tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = ROOT / ".cache" / "aarch64-wheels.json"
-EXTRAS = ("demo", "prepare", "fleet", "web")
+EXTRAS = ("demo", "jtop", "prepare", "fleet", "web")
 """The extras a device installs, those that exist."""
 
 OFFLINE = re.compile(r"NewConnectionError|ConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError")

@@ -401,7 +401,7 @@ def test_what_the_supervisor_does_itself_hides_no_stall() -> None:
     supervisor = Supervisor(
         lambda: HealthInput(now_ns=now_ns[0], lanes={"detector": LaneView(now_ns[0] - t_stuck_ns)}),
         Watchdog(Notifier(None), dump=lambda: None),
-        stall_limit_s=15.0,
+        stall_limit_s=lambda: 15.0,
         clock_ns=lambda: now_ns[0],
     )
     for _ in range(8):

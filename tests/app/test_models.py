@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.app.models import choose_batch, lanes_for, load_model, open_bundle
+from edge_runtime.app.models import choose_batch, ladder_of, lanes_for, load_variant, open_bundle, run_cpu_s
 from edge_runtime.config import ModelConfig
 from edge_runtime.errors import BundleError
 from tests.fakes import FakeEngine
@@ -61,18 +61,18 @@ def test_a_number_is_taken_as_it_is_and_allowed_sizes_are_respected() -> None:
     assert engine.errors == []
 
 
-def test_a_model_that_cannot_be_loaded_is_kept_with_its_error(tmp_path: Path) -> None:
-    config = ModelConfig.model_validate({"name": "m", "bundle": str(tmp_path / "no")}, context={"base": tmp_path})
-    loaded = load_model(config, lanes=2, streams=1)
-    assert loaded.resident is None
-    assert isinstance(loaded.error, BundleError)
-    assert str(tmp_path / "no") in str(loaded.error)
-
-
 def test_the_bundled_model_loads_and_closes() -> None:
-    loaded = load_model(model("m"), lanes=2, streams=1)
-    assert loaded.error is None
-    assert loaded.resident is not None
-    assert loaded.resident.info.variant == open_bundle("bundled:centernet").variants[0]
-    assert loaded.resident.places == 1
-    loaded.resident.close()
+    bundle = open_bundle("bundled:centernet")
+    resident = load_variant(bundle, "fp32-320", model("m"), lanes=2, streams=1)
+    assert (resident.info.variant, resident.places, len(resident.lanes)) == ("fp32-320", 1, 2)
+    assert 0 < run_cpu_s(resident) < 2
+    resident.close()
+
+
+def test_a_ladder_has_what_the_bundle_has_and_the_one_that_runs_first() -> None:
+    bundle = open_bundle("bundled:centernet")
+    config = model("m").model_copy(update={"ladder": ("fp32-320", "int8-320", "fp32-416")})
+    assert ladder_of(bundle, config, "auto") == ("fp32-512", "fp32-320", "fp32-416")
+    assert ladder_of(bundle, config, "fp32-416") == ("fp32-416", "fp32-320")
+    with pytest.raises(BundleError, match="there is no variant"):
+        ladder_of(bundle, config, "int8-320")

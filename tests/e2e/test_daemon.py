@@ -67,7 +67,10 @@ def ask(store: Path, method: str, path: str, body: object = None) -> tuple[int, 
 
 
 def is_up(store: Path) -> bool:
-    return (store / "control.sock").exists() and ask(store, "GET", "/healthz")[0] == 200
+    try:
+        return ask(store, "GET", "/healthz")[0] == 200
+    except (FileNotFoundError, ConnectionRefusedError):  # it is bound before it listens
+        return False
 
 
 def soon(seconds: float = 60) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -322,3 +325,23 @@ def test_loading_and_closing_leaves_nothing_behind() -> None:
         del lane, buffer, engine
         sizes.append(psutil.Process().memory_info().rss / 2**20)
     assert max(sizes[15:]) - max(sizes[3:8]) < 8, sizes
+
+
+def test_nothing_is_collected_for_the_makers_of_the_library(tmp_path: Path) -> None:
+    """1.32 writes .ses and a database of its own as soon as it is imported."""
+    folders = {name: tmp_path / name.lower() for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME")}
+    for folder in folders.values():
+        folder.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    program = (
+        "import sys; from pathlib import Path; from edge_runtime.engine.bundle import load_bundle; "
+        "from edge_runtime.engine.onnxrt import load_engine; load_engine(load_bundle(Path(sys.argv[1]))).close()"
+    )
+    bundle = write_bundle(tmp_path / "tiny", classifier())
+    subprocess.run(
+        [sys.executable, "-c", program, str(bundle)],
+        env=environment | {name: str(folder) for name, folder in folders.items()},
+        check=True,
+        timeout=60,
+    )
+    assert [path for folder in folders.values() for path in folder.rglob("*")] == []

@@ -17,10 +17,14 @@ from edge_runtime.engine.bundle import load_bundle
 from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.engine.probe import ProbeReport, probe
 from edge_runtime.errors import BundleError, RefusedError
+from edge_runtime.prepare.importer import import_model
+from edge_runtime.prepare.png import encode_png
 from edge_runtime.records.frames import Pixels, Transform
 from edge_runtime.records.spec import InputSpec
 from tests.conftest import ROOT
 from tests.engine.graphs import classifier, write_bundle
+from tests.vision.chosen_heads import make_head
+from tests.vision.test_engine_outputs import answering
 
 SHIPPED = ROOT / "engines" / "centernet"
 VARIANT = "fp32-320"
@@ -136,3 +140,54 @@ def test_a_bundle_without_golden_pictures_is_not_checked(tmp_path: Path) -> None
     report = run(write_bundle(tmp_path / "tiny", classifier()), "fp32")
     assert report.pictures == 0
     assert "not checked" in str(report)
+
+
+def test_rows_are_compared_by_what_they_mean(tmp_path: Path) -> None:
+    """The same detections in another order, and other garbage behind them, are the same answer."""
+    head = make_head("efficientnms", 96, 64, resize="stretch")
+    for box, score, class_id in [((10, 12, 42, 40), 0.75, 2), ((50, 20, 80, 60), 0.5, 5)]:
+        head.plant(box, score, class_id)
+    (tmp_path / "said.onnx").write_bytes(answering(head.outputs))
+    (tmp_path / "labels.txt").write_text("\n".join(head.output.labels))
+    (tmp_path / "white.png").write_bytes(encode_png(np.full((64, 96, 3), 255, np.uint8)))
+    bundle = import_model(
+        tmp_path / "said.onnx",
+        tmp_path / "bundle",
+        labels=tmp_path / "labels.txt",
+        layout=head.output.layout,
+        sizes=[(96, 64)],
+        color="RGB",
+        resize="stretch",
+        scale=1.0,
+        mean=(251.0, 251.0, 251.0),  # golden pictures have levels of eight: white is 252, and comes out as 1
+        std=(1.0, 1.0, 1.0),
+        score_threshold=head.threshold,
+        pictures=[tmp_path / "white.png"],
+        read_image=read_image,
+    ).bundle
+    variant = bundle.variants[0]
+    assert run(bundle.root, variant).detections == 2
+    turned = {}
+    for name, array in head.outputs.items():
+        rows = array.copy()
+        if array.ndim > 1 and array.shape[1] > 2:
+            rows[:, :2] = array[:, 1::-1]
+            rows[:, 5:] = 77 if rows.dtype.kind == "f" else 3
+        turned[name] = rows
+    model = answering(turned)
+    manifest = (bundle.root / "bundle.toml").read_text()
+    old = hashlib.sha256((bundle.root / "model.onnx").read_bytes()).hexdigest()
+    (bundle.root / "model.onnx").write_bytes(model)
+    (bundle.root / "bundle.toml").write_text(manifest.replace(old, hashlib.sha256(model).hexdigest()))
+    assert run(bundle.root, variant).detections == 2
+    # and a detection that is missing is missed
+    fewer = {name: array.copy() for name, array in head.outputs.items()}
+    for name, array in fewer.items():
+        if "score" in name:
+            array[:, 1] = 0
+    broken = answering(fewer)
+    (bundle.root / "model.onnx").write_bytes(broken)
+    (bundle.root / "bundle.toml").write_text(manifest.replace(old, hashlib.sha256(broken).hexdigest()))
+    with pytest.raises(RefusedError) as caught:
+        run(bundle.root, variant)
+    assert caught.value.code == "golden_mismatch"

@@ -426,16 +426,25 @@ class DeskMachine(RuleBasedStateMachine):
         self.bench.ledger.sweep(self.bench.now_ns - age_ms * MS)
 
     @precondition(lambda self: not self.stopped)
-    @rule(down=st.booleans())
-    def swap(self, down: bool) -> None:
-        if down:
-            self.bench.desk.exchange(None, "broken")
+    @rule(what=st.sampled_from(["down", "fresh", "beside", "switch", "switch"]), index=st.integers(0, 3))
+    def swap(self, what: str, index: int) -> None:
+        """Down, another engine alone, another one beside the old ladder, or a step on the ladder."""
+        desk = self.bench.desk
+        ladder = desk.ladder()
+        if what == "down":
+            desk.exchange(None, "broken")
+        elif what == "switch":
+            if ladder:
+                chosen = ladder[index % len(ladder)]
+                desk.exchange(chosen, others=[each for each in ladder if each is not chosen])
+                assert desk.resident() is chosen
+                assert set(map(id, desk.ladder())) == set(map(id, ladder))
         else:
             resident = make_resident(
                 str(len(self.residents)), lanes=self.lanes, places=self.places, allowed=self.allowed
             )
             self.residents.append(resident)
-            self.bench.desk.exchange(resident)
+            desk.exchange(resident, others=ladder[:2] if what == "beside" else ())
 
     @precondition(lambda self: len(self.bench.boxes) > 1)
     @rule(index=st.integers(0, 10))
@@ -490,6 +499,7 @@ class DeskMachine(RuleBasedStateMachine):
         for resident in getattr(self, "residents", []):
             assert resident.engine.errors == []
             assert not (resident.engine.closed and resident.leases)
+            assert not (resident.engine.closed and resident in self.bench.slot.ladder)
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -516,11 +526,10 @@ class DeskMachine(RuleBasedStateMachine):
             for result in results:
                 assert isinstance(result.output, Classification)
                 assert result.output.class_ids[0] == result.frame_id, "another frame's pixels"
-        current = bench.slot.current
         for resident in self.residents:
             assert isinstance(resident.engine, FakeEngine)
             assert resident.leases == 0
-            assert resident.engine.closed == (resident is not current)
+            assert resident.engine.closed == resident.closed.is_set() == (resident not in bench.slot.ladder)
 
 
 DeskMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

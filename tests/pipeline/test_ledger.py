@@ -239,3 +239,31 @@ def test_the_identity_holds_whatever_happens(data: st.DataObject) -> None:
     for order in seen.values():
         assert order == sorted(set(order))
     assert sum(map(len, seen.values())) == totals.completed
+
+
+def test_the_longest_gap_is_that_of_cameras_that_bring_frames() -> None:
+    now = [1_000]
+    ledger = Ledger(lambda: now[0])
+    streams = [ledger.open_stream(name, "model", lambda _: None) for name in ("gate", "paused")]
+
+    def result(stream: Stream, number: int) -> None:
+        entry = ledger.captured(stream, make_frame(number, stream.camera))
+        assert ledger.ticket(entry, "e")
+        assert ledger.resolve(entry, make_result(entry))
+
+    assert ledger.longest_gap_ns("model") is None
+    for stream in streams:
+        result(stream, 0)
+    now[0] = 3_600_000
+    result(streams[0], 1)
+    ledger.begin_gaps("model")
+    assert ledger.longest_gap_ns("model") is None  # nothing has come since
+    for number, moment in enumerate((3_600_010, 3_600_050), 2):
+        now[0] = moment
+        result(streams[0], number)
+    now[0] = 3_600_060
+    assert ledger.longest_gap_ns("model") == 40
+    # a frame that gets no result is one that is waited for
+    ledger.captured(streams[0], make_frame(4, "gate"))
+    now[0] = 3_600_200
+    assert ledger.longest_gap_ns("model") == 150

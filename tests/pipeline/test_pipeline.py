@@ -333,6 +333,31 @@ def test_swaps_under_load_lose_nothing_and_close_every_old_engine() -> None:
         assert order == sorted(order)
 
 
+def test_a_run_under_way_counts_for_its_own_engine_only() -> None:
+    """A new engine is not to blame for an old one that does not come back."""
+    entered, gate = threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        entered.set()
+        return not gate.wait(10)
+
+    rig = Rig()
+    old, new = make_resident(FakeEngine("sha256:old", fail=hold)), make_resident(FakeEngine("sha256:new"))
+    desk = rig.pipeline.add_model("m", old, lanes=2).desk
+    rig.pipeline.add_camera(live_camera("live", 0.005), ["m"])
+    rig.pipeline.start()
+    assert entered.wait(10)
+    desk.exchange(new, others=[old])
+    wait_until(lambda: old.leases <= 2)
+    now_ns = time.monotonic_ns()
+    assert old.tally.longest_ns(now_ns + 5_000_000_000) > 5_000_000_000
+    assert new.tally.longest_ns(now_ns + 5_000_000_000) == 0
+    gate.set()
+    wait_until(lambda: new.tally.total()[0] > 3)
+    assert old.tally.longest_ns(time.monotonic_ns()) == 0
+    assert rig.finish() == []
+
+
 @pytest.mark.parametrize("places", [1, 2, 8])
 def test_batching_brings_what_arithmetic_says(places: int) -> None:
     """An engine of 60 ms a call and 3 ms a frame: n frames a batch give n / (60 + 3 n) frames per ms and lane."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_runtime.cli import control as control_client
 from edge_runtime.cli import status as status_command
 from edge_runtime.errors import EdgeError, NotThereError, UsageError
 from edge_runtime.web.server import WebServer
@@ -43,8 +44,8 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 @pytest.fixture(autouse=True)
 def nothing_is_installed_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(status_command, "RUN_SOCKET", folder / "installed" / "control.sock")
-    monkeypatch.setattr(status_command, "STORE_SOCKET", folder / "store" / "control.sock")
+    monkeypatch.setattr(control_client, "RUN_SOCKET", folder / "installed" / "control.sock")
+    monkeypatch.setattr(control_client, "STORE_SOCKET", folder / "store" / "control.sock")
 
 
 def config(folder: Path, store: Path) -> Path:
@@ -143,20 +144,20 @@ def test_no_daemon_says_where_it_looked(folder: Path) -> None:
 @pytest.mark.parametrize("place", ["installed", "store"])
 def test_the_usual_places(door: FakeDoor, folder: Path, place: str) -> None:
     with WebServer(door, folder / place / "control.sock"):
-        assert status_command.find_daemon(parse())[0] == folder / place / "control.sock"
+        assert control_client.find_daemon(parse())[0] == folder / place / "control.sock"
 
 
 def test_the_daemon_of_a_configuration(door: FakeDoor, folder: Path) -> None:
     path = config(folder, folder / "mine")
     door.store = folder / "mine"
     with WebServer(door, folder / "mine" / "control.sock"):
-        assert status_command.find_daemon(parse("-c", str(path)))[0] == folder / "mine" / "control.sock"
+        assert control_client.find_daemon(parse("-c", str(path)))[0] == folder / "mine" / "control.sock"
     # a service has its socket in /run
     with WebServer(door, folder / "installed" / "control.sock"):
-        assert status_command.find_daemon(parse("-c", str(path)))[0] == folder / "installed" / "control.sock"
+        assert control_client.find_daemon(parse("-c", str(path)))[0] == folder / "installed" / "control.sock"
         door.store = folder / "another"
         with pytest.raises(NotThereError, match="serves another store"):
-            status_command.find_daemon(parse("-c", str(path)))
+            control_client.find_daemon(parse("-c", str(path)))
 
 
 def test_a_configuration_that_is_none(folder: Path) -> None:
@@ -176,7 +177,7 @@ def test_who_may_ask_is_said(server: WebServer, control: Path, monkeypatch: pyte
         def connect(*_: object) -> None:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(status_command._UnixConnection, "connect", connect)
+        monkeypatch.setattr(control_client._UnixConnection, "connect", connect)
     else:
         (control if closed == "socket" else control.parent).chmod(0)
     with pytest.raises(EdgeError) as caught:

@@ -1,0 +1,450 @@
+"""Which bundle each model runs, who wanted it, and every change of it: at the start, by command, by SIGHUP.
+
+What runs after a start: the last local `reload` (persisted), else what the configuration says.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edge_runtime.app.loader import Loader
+from edge_runtime.app.models import BACKEND, ladder_of, lanes_for, load_variant, open_bundle
+from edge_runtime.app.shelf import Shelf
+from edge_runtime.app.swap import Swapped, Swapper, Target, Wish
+from edge_runtime.config import Config, ModelConfig
+from edge_runtime.engine.bundle import Bundle
+from edge_runtime.engine.slot import Resident
+from edge_runtime.errors import BundleError, EdgeError, EngineError
+from edge_runtime.pipeline.pipeline import Pipeline
+from edge_runtime.records.commands import ProofResult, ReloadArgs, ReloadResult, VariantArgs
+from edge_runtime.records.events import ReportedModel, Scalar, Severity
+
+log = logging.getLogger(__name__)
+
+Source = Literal["configuration", "reload", "desired"]
+Tell = Callable[[Severity, str, Mapping[str, Scalar]], None]
+"""Takes an event about a model: how bad, in words, and for machines."""
+
+_NEEDS_RESTART = ("lanes", "backend")
+_GIVEN_UP = ("cancelled", "stopping")
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One configured model. `bundle` and `variant` are what runs, or ran last; None while it is down for `error`.
+
+    `loaded`: the configuration that it was loaded by, where `config` could not be taken over yet.
+    `fallback`: why it does not run what was reloaded last. `previous`: the digest of the bundle before, for a way back.
+    """
+
+    config: ModelConfig
+    lanes: int
+    streams: int
+    loaded: ModelConfig
+    bundle: Bundle | None = None
+    variant: str = "auto"
+    source: Source = "configuration"
+    error: EdgeError | None = None
+    fallback: str | None = None
+    previous: str | None = None
+
+
+class ModelKeeper:
+    """Loads, exchanges and remembers the models of a daemon.
+
+    `tell` gets events, `changed` is called when what runs has changed; both on the thread that changes it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        pipeline: Pipeline,
+        shelf: Shelf,
+        swapper: Swapper,
+        loader: Loader,
+        *,
+        tell: Tell,
+        changed: Callable[[], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._shelf = shelf
+        self._swapper = swapper
+        self._loader = loader
+        self._tell = tell
+        self._changed = changed
+        lanes = lanes_for(config.models)
+        self._kept = {
+            each.name: _Kept(each, lanes[each.name], sum(each.name in camera.models for camera in config.cameras), each)
+            for each in config.models
+        }
+
+    # --- the start
+
+    def load(self, keep_going: Callable[[], bool]) -> None:
+        """Load every model and add it to the pipeline, up or down. Stops early when `keep_going` says no.
+
+        Raises BundleError or EngineError where not one could be loaded.
+        """
+        chosen = self._shelf.chosen()
+        for name, kept in self._kept.items():
+            if not keep_going():
+                return
+            ladder: Sequence[Resident] = ()
+            if (choice := chosen.get(name)) is not None:
+                ladder = self._load_choice(kept, choice.bundle, choice.variant)
+                if not ladder and not keep_going():
+                    return
+            if not ladder:
+                ladder = self._load_configured(kept)
+            if ladder and kept.bundle is not None:
+                kept.variant = ladder[0].info.variant
+                if (note := _missing(kept.bundle, kept.config)) is not None:
+                    log.warning("model %s: %s", name, note)
+            self._pipeline.add_model(
+                name,
+                ladder[0] if ladder else None,
+                lanes=kept.lanes,
+                batch_timeout_s=kept.config.batch_timeout_ms / 1e3,
+                timeout_s=kept.config.timeout_s,
+                down_reason=None if kept.error is None else str(kept.error),
+                others=ladder[1:],
+            )
+        errors = [kept.error for kept in self._kept.values() if kept.error is not None]
+        if errors and len(errors) == len(self._kept):
+            raise errors[0] if len(errors) == 1 else _no_model(errors)
+        for name, kept in self._kept.items():
+            if kept.error is not None:
+                log.error("model %s is down: %s", name, kept.error)
+
+    def alarms(self) -> list[str]:
+        """What is not as it was wanted, until it is."""
+        return [each for each in (self._shelf.trouble, *(kept.fallback for kept in self._kept.values())) if each]
+
+    def tell_start(self) -> None:
+        """An event for everything that is not as it was wanted; once events can be sent."""
+        for text in self.alarms():
+            self._tell("error", text, {"state": "fallback"})
+        for name, kept in self._kept.items():
+            if kept.error is not None:
+                text = f"model {name} is down: {kept.error}"
+                self._tell("error", text, {"model": name, "state": "down", "code": kept.error.code})
+
+    def _load_choice(self, kept: _Kept, digest: str, variant: str) -> Sequence[Resident]:
+        """What was reloaded last, proved again: a newer runtime may crash on it. Empty where it cannot run."""
+        name = kept.config.name
+        try:
+            bundle = self._shelf.open(digest)
+            ladder = self._swapper.load_proved(kept.config, bundle, variant, lanes=kept.lanes, streams=kept.streams)
+        except EdgeError as error:
+            if error.code in _GIVEN_UP:
+                return ()
+            kept.fallback = f"model {name}: what was reloaded last cannot run ({error}); the configuration decides"
+            log.error("%s", kept.fallback)
+            return ()
+        kept.bundle, kept.source = bundle, "reload"
+        return ladder
+
+    def _load_configured(self, kept: _Kept) -> Sequence[Resident]:
+        try:
+            kept.bundle = open_bundle(kept.config.bundle)
+            return self._load_variants(kept, kept.bundle, ladder_of(kept.bundle, kept.config, kept.config.variant))
+        except EdgeError as error:
+            kept.bundle, kept.error = None, _bare(error)
+            return ()
+
+    def _load_variants(self, kept: _Kept, bundle: Bundle, variants: Sequence[str]) -> list[Resident]:
+        loaded: list[Resident] = []
+        try:
+            for each in variants:
+                resident = load_variant(bundle, each, kept.config, lanes=kept.lanes, streams=kept.streams)
+                loaded.append(resident)
+        except BaseException:
+            for resident in loaded:
+                resident.close()
+            raise
+        return loaded
+
+    # --- commands; each waits for its outcome
+
+    def reload(self, args: ReloadArgs) -> ReloadResult:
+        """Implements control.commands.ModelControl. Raises EdgeError; the model runs what it ran then."""
+        kept = self._find(args.model)
+        what = f"model {args.model}: {'reset' if args.reset else 'reload'}"
+        return self._loader.call(what, lambda: self._tried(kept, what, lambda: self._reload(kept, args)))
+
+    def switch(self, args: VariantArgs) -> ReloadResult:
+        """Implements control.commands.ModelControl. Lasts until the next start or reload."""
+        kept = self._find(args.model)
+        what = f"model {args.model}: variant {args.variant}"
+        return self._loader.call(what, lambda: self._tried(kept, what, lambda: self._switch(kept, args)))
+
+    def apply(self, config: Config) -> list[str]:
+        """Take over changed [[model]] tables and bundles of a configuration read anew. On the loader's thread.
+
+        Returns what could not be taken over, in words.
+        """
+        left: list[str] = []
+        wanted = {each.name: each for each in config.models}
+        if set(wanted) != set(self._kept):
+            new, gone = sorted(set(wanted) - set(self._kept)), sorted(set(self._kept) - set(wanted))
+            left += [f"model {name}: new, needs a restart" for name in new]
+            left += [f"model {name}: no longer configured, needs a restart" for name in gone]
+        for name, kept in self._kept.items():
+            if name not in wanted:
+                continue
+            try:
+                left += self._apply(kept, wanted[name])
+            except EdgeError as error:
+                left.append(f"model {name}: {error}")
+        return left
+
+    # --- on the loader's thread
+
+    def _tried(self, kept: _Kept, what: str, job: Callable[[], ReloadResult]) -> ReloadResult:
+        name = kept.config.name
+        try:
+            result = job()
+        except EdgeError as error:
+            self._tell("warning", f"{what}: refused, {self._running(name)}: {error}",
+                       {"model": name, "state": "refused", "code": error.code})  # fmt: skip
+            raise
+        finally:
+            self._changed()
+        if result.changed:
+            self._tell("info", f"{what}: {describe(result)}", {
+                "model": name, "state": "up", "engine": result.engine, "variant": result.variant,
+                "source": result.source, "exchange_ms": result.exchange_ms, "gap_ms": result.gap_ms,
+                "pause_ms": result.pause_ms, "lost": sum(result.lost.values()),
+            })  # fmt: skip
+        return result
+
+    def _running(self, name: str) -> str:
+        resident = self._pipeline.models[name].desk.resident()
+        return "the model stays down" if resident is None else f"{resident.info.variant} runs on"
+
+    def _reload(self, kept: _Kept, args: ReloadArgs) -> ReloadResult:
+        if args.reset:
+            bundle, variant, source = open_bundle(kept.config.bundle), kept.config.variant, _CONFIGURATION
+        else:
+            assert args.bundle is not None
+            bundle, variant, source = self._shelf.open(args.bundle), args.variant, _RELOAD
+        wish = Wish(bundle, variant, args.allow_pause, args.allow_slow)
+        result = self._exchange(kept, wish, source)
+        kept.fallback = None
+        name = kept.config.name
+        try:
+            if args.reset:
+                self._shelf.forget(name)
+            else:
+                self._shelf.choose(name, bundle.digest, result.variant)
+        except EdgeError as error:
+            result = _passing(result, f"it runs, and the next start will not know of it: {error}")
+            log.error("model %s: the choice could not be kept: %s", name, error)
+        self._collect()
+        return result
+
+    def _switch(self, kept: _Kept, args: VariantArgs) -> ReloadResult:
+        if kept.bundle is None:
+            raise EngineError(
+                "the model is down: there is no bundle to take a variant of",
+                code="model_down",
+                where=args.model,
+                remedy="reload it with a bundle that runs",
+            )
+        variant = kept.bundle.variant(args.variant, BACKEND).name
+        result = self._exchange(kept, Wish(kept.bundle, variant, args.allow_pause, args.allow_slow), kept.source)
+        return _passing(result, "this lasts until the next start; the configuration and `reload` choose for longer")
+
+    def _exchange(self, kept: _Kept, wish: Wish, source: Source, *, applying: bool = False) -> ReloadResult:
+        """Let the model run what is wished for, and say what that cost. What is loaded already is only switched to.
+
+        `applying` a configuration, what its other batches or its shorter ladder call for is done, too.
+        """
+        started_ns = time.monotonic_ns()
+        name = kept.config.name
+        pipe, ledger = self._pipeline.models[name], self._pipeline.ledger
+        ladder = {each.info.digest: each for each in pipe.desk.ladder()}
+        running, before_it = [each.info.variant for each in ladder.values()], kept.bundle
+
+        def restore() -> Sequence[Resident]:
+            assert before_it is not None  # it ran a moment ago
+            return self._load_variants(kept, before_it, running)
+
+        target = Target(kept.config, pipe, kept.streams, restore)
+        digests = [
+            wish.bundle.engine_digest(each, BACKEND) for each in ladder_of(wish.bundle, kept.config, wish.variant)
+        ]
+        ledger.begin_gaps(name)
+        before = ledger.totals(name)
+        anew = applying and kept.loaded.max_batch != kept.config.max_batch
+        if set(digests) <= set(ladder) and not anew:
+            shorter = applying and kept.loaded.ladder != kept.config.ladder
+            others = [each for digest, each in ladder.items() if digest in digests[1:] or not shorter]
+            swapped = self._swapper.switch(target, ladder[digests[0]], others)
+        else:
+            swapped = self._swapper.swap(target, wish)
+        if applying or swapped.proof is not None:
+            kept.loaded = kept.config
+        if before_it is not None and before_it.digest != wish.bundle.digest:
+            kept.previous = before_it.digest
+        kept.bundle, kept.variant, kept.source, kept.error = wish.bundle, swapped.resident.info.variant, source, None
+        if (note := _missing(wish.bundle, kept.config)) is not None:
+            swapped.notes.append(note)
+            log.warning("model %s: %s", name, note)
+        after = ledger.totals(name)
+        lost = {
+            "stale": after.stale - before.stale,
+            "dropped": sum(after.dropped.values()) - sum(before.dropped.values()),
+            "failed": after.failed - before.failed,
+        }
+        gap_ns = ledger.longest_gap_ns(name)
+        return _result(name, source, swapped, (time.monotonic_ns() - started_ns) / 1e9, lost, gap_ns)
+
+    def _apply(self, kept: _Kept, config: ModelConfig) -> list[str]:
+        """One model's table, changed or not: its bundle may be another one under the same name."""
+        old, name = kept.config, config.name
+        changed = [key for key in _NEEDS_RESTART if getattr(old, key) != getattr(config, key)]
+        left = [f"model {name}: {key} needs a restart" for key in changed]
+        kept.config = config.model_copy(update={key: getattr(old, key) for key in _NEEDS_RESTART})
+        pipe = self._pipeline.models[name]
+        pipe.timeout_ns = int(config.timeout_s * 1e9)
+        pipe.desk.set_batch_timeout(config.batch_timeout_ms / 1e3)
+        wish, source = None, kept.source
+        if source == "reload" and (old.bundle, old.variant) != (config.bundle, config.variant):
+            left.append(f"model {name}: runs what was reloaded last, until `edge-runtime reload {name} --reset`")
+        if source == "configuration":
+            wish = Wish(open_bundle(config.bundle), config.variant)
+        elif kept.bundle is not None:
+            same = (kept.loaded.max_batch, kept.loaded.ladder) == (config.max_batch, config.ladder)
+            if not same or pipe.desk.resident() is None:
+                wish = Wish(kept.bundle, kept.variant)
+        if wish is not None:
+            self._tried(
+                kept, f"model {name}: new configuration", lambda: self._exchange(kept, wish, source, applying=True)
+            )
+        return left
+
+    def _collect(self) -> None:
+        """Remove bundles that nothing needs any more, once there is a new one: after a start nobody knows what was
+        brought to be reloaded next."""
+        running = {kept.bundle.digest for kept in self._kept.values() if kept.bundle is not None}
+        self._shelf.collect(running | {kept.previous for kept in self._kept.values() if kept.previous is not None})
+
+    # --- looking
+
+    def _find(self, name: str) -> _Kept:
+        kept = self._kept.get(name)
+        if kept is None:
+            raise EdgeError(
+                f"there is no model {name!r}",
+                code="unknown_model",
+                where="args.model",
+                remedy=f"configured: {', '.join(self._kept)}",
+            )
+        return kept
+
+    def source(self, name: str) -> Source:
+        """Who wanted what the model runs."""
+        return self._kept[name].source
+
+    def reported(self) -> list[ReportedModel]:
+        """Every model, as `reported` has it."""
+        models = []
+        for name, kept in self._kept.items():
+            pipe = self._pipeline.models.get(name)
+            resident = None if pipe is None else pipe.desk.resident()
+            info = None if resident is None else resident.info
+            models.append(
+                ReportedModel(
+                    name=name,
+                    engine=None if info is None else info.digest,
+                    bundle=None if info is None else info.bundle,
+                    variant=None if info is None else info.variant,
+                    backend=None if info is None else info.backend,
+                    state="down" if info is None else "up",
+                    source=kept.source,
+                )
+            )
+        return models
+
+
+_CONFIGURATION: Source = "configuration"
+_RELOAD: Source = "reload"
+
+
+def _missing(bundle: Bundle, config: ModelConfig) -> str | None:
+    """What the ladder was to have and the bundle has not; None where nothing is missing."""
+    missing = sorted(set(config.ladder) - set(bundle.variants_for(BACKEND)))
+    return f"not on the ladder, since the bundle has none for {BACKEND}: {', '.join(missing)}" if missing else None
+
+
+def describe(result: ReloadResult) -> str:
+    """What a change brought, in one line."""
+    if not result.changed:
+        return f"{result.variant} ran already"
+    parts = [f"{result.variant} {result.engine[:19]} runs"]
+    if result.exchange_ms is not None:
+        parts.append(f"exchanged in {result.exchange_ms:.2f} ms")
+    if result.gap_ms is not None:
+        parts.append(f"longest gap between results {result.gap_ms:.0f} ms")
+    if result.pause_ms is not None:
+        parts.append(f"paused for {result.pause_ms:.0f} ms")
+    lost = [f"{count} {what}" for what, count in result.lost.items() if count]
+    parts.append(f"frames {', '.join(lost)}" if lost else "no frame lost")
+    return ", ".join(parts)
+
+
+def _result(
+    name: str, source: Source, swapped: Swapped, took_s: float, lost: dict[str, int], gap_ns: int | None
+) -> ReloadResult:
+    info, proof = swapped.resident.info, swapped.proof
+    return ReloadResult(
+        model=name,
+        engine=info.digest,
+        bundle=info.bundle,
+        variant=info.variant,
+        backend=info.backend,
+        source=source,
+        changed=swapped.exchange_ns is not None,
+        previous=swapped.previous,
+        took_s=round(took_s, 3),
+        proof=None
+        if proof is None
+        else ProofResult(
+            took_s=round(proof.took_s, 3),
+            load_s=round(proof.load_s, 3),
+            inference_ms=round(proof.inference_ms, 3),
+            cpu_ms=round(proof.cpu_ms, 3),
+            memory_mb=round(proof.memory_bytes / 1e6, 1),
+            golden=proof.golden,
+        ),
+        exchange_ms=_ms(swapped.exchange_ns),
+        gap_ms=_ms(gap_ns),
+        lost=lost,
+        judged=swapped.watched,
+        pause_ms=_ms(swapped.pause_ns),
+        persisted=True,
+        notes=swapped.notes,
+    )
+
+
+def _bare(error: EdgeError) -> EdgeError:
+    """Without the frames that it came through: they hold the model that could not be loaded."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def _passing(result: ReloadResult, note: str) -> ReloadResult:
+    return result.model_copy(update={"persisted": False, "notes": [*result.notes, note]})
+
+
+def _ms(value_ns: int | None) -> float | None:
+    return None if value_ns is None else round(value_ns / 1e6, 3)
+
+
+def _no_model(errors: Sequence[EdgeError]) -> BundleError:
+    return BundleError("no model could be loaded:\n" + "\n".join(f"  {error}" for error in errors), code="no_model")

@@ -1,0 +1,350 @@
+"""Proof of a model in a process of its own, before it comes near the cameras that run.
+
+A model can hang, crash or eat the memory of whoever loads it. So a child does it first (`app.proof_child`), and all
+that its end can do to this process is to be reported. The child says on a pipe which stage it is in; here each stage
+has its time, the child's memory is watched, and whatever happens, the child is gone when `prove` returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import edge_runtime
+from edge_runtime.engine.bundle import Bundle
+from edge_runtime.engine.manifest import Backend
+from edge_runtime.errors import BundleError, CameraError, EdgeError, EngineError, RefusedError
+from edge_runtime.hardware.memory import resident_bytes
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+"""How often a child's memory and a wish to cancel are looked at."""
+_END_S = 5.0
+"""How long the kernel may take to end a process and free its memory."""
+_MAX_LINE_BYTES = 64 * 1024
+_TAIL_BYTES = 2048
+_RUNS = ("running", "golden", "timing", "closing")
+"""Stages in which every line of the child stands for one run."""
+_BEFORE_THE_MODEL = ("starting", "verifying")
+_ENDED_BY_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_KINDS: Mapping[str, type[EdgeError]] = {
+    kind.__name__: kind for kind in (BundleError, CameraError, EngineError, RefusedError)
+}
+# A service's own lines to systemd are not the child's. BLAS would start a thread per core, for nothing. onnxruntime
+# 1.32 collects usage data for its maker where nobody forbids it: files below TMPDIR and ~/.cache, a thread, uploads.
+_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+_SET = {"OPENBLAS_NUM_THREADS": "1"}
+_KEPT = "the engine before it stays in use"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is known of a model that was proved.
+
+    `engine`: its digest. `batches`: the only batch sizes it runs, None for any. `memory_bytes`: what the process grew
+    by with the engine loaded and all lanes run at once; `peak_bytes`: the most it grew by until then. `golden`: what
+    the golden check said. `load_s`: loading and warming up. `took_s`: the whole proof.
+
+    `inference_ms` and `slowest_ms` are the median and the longest of single runs on one lane, at low priority beside
+    whatever else ran. `cpu_ms` is the median CPU time of these runs, which other load distorts little: slowness is
+    judged by it.
+    """
+
+    engine: str
+    variant: str
+    load_s: float
+    inference_ms: float
+    slowest_ms: float
+    cpu_ms: float
+    batches: tuple[int, ...] | None
+    memory_bytes: int
+    peak_bytes: int
+    golden: str
+    took_s: float
+
+
+def prove(
+    bundle: Bundle,
+    variant: str,
+    *,
+    backend: Backend = "onnxruntime",
+    lanes: int,
+    places: int,
+    within_s: float = 120.0,
+    run_within_s: float = 10.0,
+    memory_bytes: int | None = None,
+    cancel: threading.Event | None = None,
+    nice: int = 10,
+) -> Proof:
+    """Load, check, run and time a variant in a child process of low priority; blocks until that is done.
+
+    The child reads and verifies the bundle again from its folder. `lanes` run batches of `places` at once. The whole
+    proof has `within_s` seconds, each run `run_within_s`; the child may grow by `memory_bytes`; `cancel`, once set,
+    ends the proof within 0.5 s. When this returns or raises, the child and its pipes are gone.
+
+    Raises what load_bundle, load_engine and probe raise, and (`where`: the bundle):
+        RefusedError: "model_crashed", "model_hangs", "model_memory" or "non_finite": the model is to blame. It is
+            retryable where the device may be: others took the memory or the processors.
+        EngineError: "proof_failed": it could not be carried out; "cancelled".
+    """
+    started = time.monotonic()
+    name = bundle.variant(variant, backend).name
+    order = {
+        "root": str(bundle.root.resolve()),
+        "digest": bundle.digest,
+        "variant": name,
+        "backend": backend,
+        "lanes": lanes,
+        "places": places,
+        "nice": nice,
+        "parent": os.getpid(),
+    }
+    process = _start(order, str(bundle.root))
+    watch = _Watch(process, str(bundle.root), within_s, run_within_s, memory_bytes, cancel)
+    try:
+        measured = watch.until_done()
+    finally:
+        _kill(process)
+        watch.close()
+    try:
+        batches = None if (sizes := measured.pop("batches")) is None else tuple(sizes)
+        proof = Proof(**measured, batches=batches, took_s=time.monotonic() - started)
+    except (KeyError, TypeError) as error:
+        raise watch.failed(f"its last line cannot be read: {error!r}") from None
+    if memory_bytes is not None and proof.peak_bytes > memory_bytes:
+        raise watch.too_large(proof.peak_bytes)  # a peak between two looks
+    log.info("%s %s proved in %.1f s: %s", bundle.name, proof.variant, proof.took_s, proof.golden)
+    return proof
+
+
+def _start(order: Mapping[str, object], where: str) -> subprocess.Popen[bytes]:
+    """The child. It gives itself its priority: anything that Python runs between fork and exec can deadlock here.
+
+    It dies with the thread that starts it (PR_SET_PDEATHSIG), which waits for it in `prove`.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "edge_runtime.app.proof_child", json.dumps(order)],
+            bufsize=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # `-m` looks here first: the same package as this one, wherever the service was started
+            cwd=Path(edge_runtime.__file__).resolve().parents[1],
+            env=environment | _SET,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EngineError(
+            f"the model cannot be proved: no process can be started: {error}",
+            code="proof_failed",
+            where=where,
+            remedy=f"see to memory and limits of this device; {_KEPT}",
+            retryable=True,
+        ) from error
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the child and its group, and reap it."""
+    if process.returncode is not None:  # reaped: its number may be somebody else's by now
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        log.error("process %d, which proved a model, was killed and does not end: stuck in a driver?", process.pid)
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process in seconds; 0 where it has ended. As clock_getcpuclockid(3), which Python lacks."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+class _Watch:
+    """Reads what the child says and keeps to the limits; `where` names the bundle in messages."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        where: str,
+        within_s: float,
+        run_within_s: float,
+        memory_bytes: int | None,
+        cancel: threading.Event | None,
+    ) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._stdout, self._stderr = process.stdout, process.stderr
+        self._where = where
+        self._since, self._since_cpu_s = time.monotonic(), 0.0
+        self._within_s, self._end = within_s, self._since + within_s
+        self._run_within_s = run_within_s
+        self._memory_bytes = memory_bytes
+        self._cancel = cancel
+        self._stage = "starting"
+        self._picture: str | None = None
+        self._before_bytes: int | None = None
+        self._line = bytearray()
+        self._tail = bytearray()
+
+    def until_done(self) -> dict[str, Any]:
+        """What the child measured. Raises what it raised, and what `prove` says."""
+        said, complained = self._stdout.fileno(), self._stderr.fileno()
+        poller = select.poll()
+        poller.register(said, select.POLLIN)
+        poller.register(complained, select.POLLIN)
+        ticking = self._memory_bytes is not None or self._cancel is not None
+        while True:
+            left_s = self._check()
+            for descriptor, _ in poller.poll(1000 * (min(left_s, _TICK_S) if ticking else left_s)):
+                chunk = os.read(descriptor, _MAX_LINE_BYTES)
+                if descriptor == complained:
+                    self._keep(chunk)
+                    if not chunk:
+                        poller.unregister(descriptor)
+                elif not chunk:
+                    raise self._ended()
+                elif (measured := self._hear(chunk)) is not None:
+                    return measured
+
+    def _check(self) -> float:
+        """Seconds until the nearest limit. Raises where one is passed, or `cancel` is set."""
+        if self._cancel is not None and self._cancel.is_set():
+            message = f"its proof was cancelled {self._doing()}"
+            raise EngineError(message, code="cancelled", where=self._where, retryable=True)
+        if self._memory_bytes is not None and self._before_bytes is not None:
+            now_bytes = resident_bytes(self._process.pid)
+            if now_bytes is not None and now_bytes - self._before_bytes > self._memory_bytes:
+                raise self.too_large(now_bytes - self._before_bytes)
+        now = time.monotonic()
+        left_s = self._end - now
+        if self._stage in _RUNS:
+            left_s = min(left_s, self._since + self._run_within_s - now)
+        if left_s <= 0:
+            raise self._late(now)
+        return left_s
+
+    def _hear(self, chunk: bytes) -> dict[str, Any] | None:
+        """Take in lines; of the last one, returns what was measured or raises the error that it tells of."""
+        self._line += chunk
+        while (end := self._line.find(b"\n")) >= 0:
+            raw = bytes(self._line[:end])
+            del self._line[: end + 1]
+            try:
+                facts = json.loads(raw)
+                self._stage, self._picture = str(facts["stage"]), facts.get("picture")
+                if self._stage == "loading":
+                    self._before_bytes = int(facts["resident_bytes"] or 0)
+                measured = dict(facts["proof"]) if self._stage == "done" else None
+                error = _KINDS.get(facts["kind"], EngineError)(**facts["error"]) if "error" in facts else None
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise self.failed(f"its process wrote {raw[:80]!r}") from None
+            self._since, self._since_cpu_s = time.monotonic(), _cpu_s(self._process.pid)
+            log.debug("%s: %s %s", self._where, self._stage, self._picture or "")
+            if error is not None:
+                raise error
+            if measured is not None:
+                return measured
+        if len(self._line) > _MAX_LINE_BYTES:
+            raise self.failed(f"its process wrote {len(self._line)} bytes without an end of line")
+        return None
+
+    def _doing(self) -> str:
+        words = {
+            "starting": "while its process started",
+            "verifying": "while its files were verified",
+            "loading": "while it was loaded",
+            "closing": "while it was closed",
+        }
+        return words.get(self._stage, f"while it ran {self._picture or 'golden pictures'} ({self._stage})")
+
+    def _late(self, now: float) -> EdgeError:
+        alone = self._stage in _RUNS and now < self._end
+        limit = f"{self._run_within_s:g} s for one run" if alone else f"{self._within_s:g} s for all of it"
+        took_s, cpu_s = now - self._since, _cpu_s(self._process.pid) - self._since_cpu_s
+        what = f"did not come to an end {self._doing()}: {took_s:.1f} s ({cpu_s:.1f} s of CPU), and it had {limit}"
+        if self._stage in _BEFORE_THE_MODEL:
+            return self.failed(what, retryable=True)
+        remedy = "export it again without endless loops, or use a smaller variant"
+        # with little CPU time it may only have had to wait for others
+        return self._refused("model_hangs", what, remedy, retryable=cpu_s < took_s / 2)
+
+    def too_large(self, grown_bytes: int) -> RefusedError:
+        """The refusal of a model that took `grown_bytes`."""
+        assert self._memory_bytes is not None
+        took, free = grown_bytes / 2**20, self._memory_bytes / 2**20
+        what = f"took {took:.0f} MiB {self._doing()}, and {free:.0f} MiB are free for it"
+        return self._refused("model_memory", what, "use a smaller variant, fewer lanes or a smaller batch")
+
+    def _ended(self) -> EdgeError:
+        """Why the child ended without a last line."""
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return self.failed("it closed its standard output and went on")
+        self._drain()
+        said = self._tail.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+        last = f"; it said: {said}" if said else ""
+        # a real-time signal has no name
+        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+        if -code in _ENDED_BY_OTHERS:
+            return self.failed(f"{name} ended it from outside {self._doing()}", retryable=True)
+        how = f"{f'{name} ended its process' if code < 0 else f'its process ended with {code}'} {self._doing()}{last}"
+        if self._stage in _BEFORE_THE_MODEL:
+            return self.failed(how, retryable=True)
+        if -code == signal.SIGKILL:
+            what = f"was killed {self._doing()}, and not by us: the kernel does so where memory runs out"
+            return self._refused("model_memory", what, "use a smaller variant, or close other engines", retryable=True)
+        return self._refused("model_crashed", f"crashed: {how}", "export it again, or with other operators")
+
+    def _refused(self, code: str, what: str, remedy: str, *, retryable: bool = False) -> RefusedError:
+        remedy = f"{_KEPT}; {remedy}"
+        return RefusedError(f"the model {what}", code=code, where=self._where, remedy=remedy, retryable=retryable)
+
+    def failed(self, reason: str, *, retryable: bool = False) -> EngineError:
+        """The proof was not carried out, which says nothing about the model."""
+        return EngineError(
+            f"the model could not be proved: {reason}",
+            code="proof_failed",
+            where=self._where,
+            remedy=f"{_KEPT}; the log has what the proof's process wrote",
+            retryable=retryable,
+        )
+
+    def _keep(self, chunk: bytes) -> None:
+        self._tail += chunk
+        del self._tail[:-_TAIL_BYTES]
+
+    def _drain(self) -> None:
+        """Take what the child, which has ended, had still written to standard error."""
+        poller = select.poll()
+        poller.register(self._stderr, select.POLLIN)
+        while poller.poll(0) and (chunk := self._stderr.read(_MAX_LINE_BYTES)):
+            self._keep(chunk)
+
+    def close(self) -> None:
+        """Close the pipes, and log what the child wrote to standard error: its last 2 KB."""
+        self._drain()
+        self._stdout.close()
+        self._stderr.close()
+        if text := self._tail.decode("utf-8", "replace").strip():
+            log.warning("%s: the process that proved it wrote: %s", self._where, text)

@@ -1,0 +1,227 @@
+"""The process in which `app.proof` proves a model: it loads, runs and times it, and says how far it came.
+
+`python -m edge_runtime.app.proof_child ORDER`, where ORDER is a JSON object: `root`, `digest`, `variant`, `backend`,
+`lanes`, `places`, `nice`, `parent` (the process id of who asks). On standard output comes a JSON object a line, with
+`stage` and `resident_bytes`, as each stage begins; `picture` before each picture is run. The last line has either
+`proof`, what was measured (`stage` "done"), or `kind` and `error`: the class and payload of an EdgeError.
+
+Nothing heavy is imported before the first line, so that a start that fails is told from a model that does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_runtime.errors import BundleError, EdgeError, EngineError, RefusedError
+from edge_runtime.hardware.memory import peak_resident_bytes, resident_bytes
+
+if TYPE_CHECKING:
+    from edge_runtime.engine.slot import Resident
+    from edge_runtime.records.frames import Float32Array, Pixels
+    from edge_runtime.records.spec import InputSpec
+
+_PR_SET_PDEATHSIG = 1
+_PICTURES = ("the black picture", "the white picture", "noise", "more noise", "the last noise")
+_RUNS = 5
+_MORE_RUNS = 50
+_MORE_RUNS_S = 0.5
+"""Further runs are timed, up to this number and for this long: a small model's are over at once."""
+
+
+class _Report:
+    """Writes the lines. Whatever else writes to standard output in this process ends up in standard error."""
+
+    def __init__(self) -> None:
+        self._stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        self.stage = "starting"
+
+    def __call__(self, stage: str, **facts: object) -> None:
+        self.stage = stage
+        self._stream.write(json.dumps({"stage": stage, "resident_bytes": resident_bytes(), **facts}) + "\n")
+        self._stream.flush()
+
+    def fail(self, error: EdgeError) -> None:
+        self(self.stage, kind=type(error).__name__, error=error.as_payload())
+
+
+def main() -> None:
+    """Carry out the order in sys.argv[1]. Ends the process by itself: a library's own end can hang or crash."""
+    order = json.loads(sys.argv[1])
+    _settle(order["nice"], order["parent"])
+    report = _Report()
+    report("starting")
+    try:
+        _prove(order, report)
+    except EdgeError as error:
+        report.fail(error)
+    except MemoryError:
+        remedy = "close other engines, or use a smaller variant"
+        message = f"there was not enough memory ({report.stage})"
+        report.fail(RefusedError(message, code="model_memory", where=order["root"], remedy=remedy, retryable=True))
+    except Exception as error:  # noqa: BLE001  told to who asks, with the traceback in its log
+        traceback.print_exc()
+        message = f"the proof itself failed ({report.stage}): {error!r}"
+        report.fail(EngineError(message, code="proof_failed", where=order["root"], remedy="report this as a fault"))
+    os._exit(0)
+
+
+def _settle(nice: int, parent: int) -> None:
+    """Behind everybody else for the processors, first in line when memory runs out, and never alone.
+
+    The child has a session of its own, and where the kernel shares the processors out by session (autogroup,
+    sched(7)), niceness counts within one only: so the session gets it as well.
+    """
+    os.nice(nice)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected here: no core file of it
+    for file, text in (("autogroup", str(nice)), ("oom_score_adj", "1000")):
+        with contextlib.suppress(OSError):  # a kernel without it
+            Path("/proc/self", file).write_text(text, encoding="ascii")
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it had ended before the line above
+        os._exit(1)
+
+
+def _prove(order: Mapping[str, Any], report: _Report) -> None:
+    from edge_runtime.engine.bundle import load_bundle
+    from edge_runtime.engine.onnxrt import load_engine
+    from edge_runtime.engine.probe import probe
+    from edge_runtime.engine.slot import Resident
+    from edge_runtime.vision.decode import build_decoder
+
+    report("verifying")
+    bundle = load_bundle(Path(order["root"]))
+    if bundle.digest != order["digest"]:
+        raise BundleError(
+            f"is another bundle than the one that was verified: {bundle.digest[:19]}, and not {order['digest'][:19]}",
+            code="digest_mismatch",
+            where=order["root"],
+            remedy="somebody changed it meanwhile: try again when that is done",
+            retryable=True,
+        )
+    variant = bundle.variant(order["variant"], order["backend"])
+    if order["backend"] != "onnxruntime":
+        raise EngineError(f"this version has no backend {order['backend']!r}", code="no_backend", where=order["root"])
+    if variant.golden is not None:
+        import edge_runtime.camera.av  # noqa: F401  here, so that its memory is not counted as the model's
+
+    before = resident_bytes() or 0
+    report("loading")
+    start = time.monotonic()
+    engine = load_engine(
+        bundle, variant.name, opened=lambda: report("running", picture="the grey picture that warms it up")
+    )
+    load_s = time.monotonic() - start
+    info = engine.info
+    decoder = build_decoder(info.output, info.input, info.output_shapes)
+    resident = Resident(engine, decoder, lanes=order["lanes"], places=order["places"], buffers=order["lanes"])
+    _run_all(resident, report, order["root"])
+    growth = (resident_bytes() or 0) - before
+    peak = (peak_resident_bytes() or 0) - before
+
+    report("golden")
+
+    def read_image(path: Path) -> Pixels:
+        from edge_runtime.camera.media import open_images
+
+        report("golden", picture=f"the golden picture {path.name}")
+        ((_, pixels),) = open_images([path])
+        return pixels
+
+    golden = probe(engine, resident.lanes[0], bundle, variant.name, read_image)
+    times = _time(resident, report)
+    report("closing")
+    resident.close()
+    facts = {
+        "engine": info.digest,
+        "variant": info.variant,
+        "load_s": load_s,
+        "batches": engine.allowed_batches,
+        "memory_bytes": max(growth, 0),
+        "peak_bytes": max(peak, growth, 0),
+        "golden": str(golden),
+    }
+    report("done", proof={**facts, **times})
+
+
+def _run_all(resident: Resident, report: _Report, where: str) -> None:
+    """Run every kind of picture on all lanes at once, as in service: what they need at once is what they cost.
+
+    Raises RefusedError (code "non_finite") and EngineError.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from edge_runtime.engine.probe import check_finite
+    from edge_runtime.vision.geometry import plan
+
+    spec = resident.info.input
+    transform = plan(spec.width, spec.height, spec)
+    count = resident.sizes[-1]
+
+    def run(lane: int, picture: str) -> None:
+        buffer = resident.free[lane]
+        for place in range(count):
+            _paint(buffer.array[place], picture, (lane, place), spec)
+        resident.lanes[lane].submit(buffer, count)
+        outputs = resident.lanes[lane].collect()
+        check_finite(outputs, picture, where)
+        for place in range(count):
+            resident.decoder(outputs, place, transform)
+
+    lanes = range(len(resident.lanes))
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        for picture in _PICTURES:
+            report("running", picture=picture)
+            list(pool.map(run, lanes, [picture] * len(lanes)))
+
+
+def _paint(place: Float32Array, picture: str, seed: tuple[int, int], spec: InputSpec) -> None:
+    """Fill a place ([3, H, W] float32) with a picture, as preprocessing would give it."""
+    import numpy as np
+
+    from edge_runtime.camera.place import fill_picture
+
+    if picture == "the black picture":
+        planes = np.zeros(spec.shape, np.uint8)
+    elif picture == "the white picture":
+        planes = np.full(spec.shape, 255, np.uint8)
+    else:
+        planes = np.random.default_rng((_PICTURES.index(picture), *seed)).integers(0, 256, spec.shape, np.uint8)
+    whole = (slice(0, spec.height), slice(0, spec.width))
+    fill_picture(place, list(planes), 1.0, spec, whole, whole)
+
+
+def _time(resident: Resident, report: _Report) -> dict[str, float]:
+    """Time runs of the smallest batch on one lane, while the other lanes rest."""
+    lane, buffer, count = resident.lanes[0], resident.free[0], resident.sizes[0]
+    wall_s: list[float] = []
+    cpu_s: list[float] = []
+    end = time.monotonic() + _MORE_RUNS_S
+    while len(wall_s) < _RUNS or (len(wall_s) < _MORE_RUNS and time.monotonic() < end):
+        report("timing", picture=f"the timed picture {len(wall_s) + 1}")
+        cpu, wall = time.thread_time(), time.perf_counter()
+        lane.submit(buffer, count)
+        lane.collect()
+        wall_s.append(time.perf_counter() - wall)
+        cpu_s.append(time.thread_time() - cpu)
+    return {
+        "inference_ms": statistics.median(wall_s) * 1e3,
+        "slowest_ms": max(wall_s) * 1e3,
+        "cpu_ms": statistics.median(cpu_s) * 1e3,
+    }
+
+
+if __name__ == "__main__":
+    main()

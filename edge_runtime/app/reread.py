@@ -1,0 +1,81 @@
+"""SIGHUP: the configuration is read again, and what can change while cameras run is taken over.
+
+A configuration that is wrong changes nothing. Cameras, budgets and everything else but `[[model]]` need a restart;
+whoever changed them is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from edge_runtime.app.keeper import ModelKeeper
+from edge_runtime.app.messaging import Messaging
+from edge_runtime.app.sd_notify import Notifier
+from edge_runtime.app.telling import LEVELS
+from edge_runtime.config import Config, load_config
+from edge_runtime.errors import EdgeError
+from edge_runtime.records.events import Severity
+
+log = logging.getLogger(__name__)
+
+_TABLES = {
+    "device": "[device]",
+    "cameras": "[[camera]]",
+    "budget": "[budget]",
+    "mqtt": "[mqtt]",
+    "telemetry": "[telemetry]",
+    "web": "[web]",
+    "update": "[update]",
+}
+
+
+class Reread:
+    """Reads `file` again on the loader's thread. `config` is what the daemon was started with."""
+
+    def __init__(
+        self, config: Config, file: Path | None, keeper: ModelKeeper, messaging: Messaging, notifier: Notifier
+    ) -> None:
+        self._config = config
+        self._file = file
+        self._keeper = keeper
+        self._messaging = messaging
+        self._notifier = notifier
+
+    def run(self) -> None:
+        """Once. Never raises: what is wrong is logged and told as an event."""
+        if self._file is None:
+            log.warning("SIGHUP: this daemon was not started from a configuration file; nothing to read again")
+            return
+        self._notifier.reloading()
+        try:
+            self._take_over(self._file)
+        except Exception:
+            log.exception("reading the configuration again failed; what ran, runs on")
+        finally:
+            self._notifier.ready("configuration read again")
+
+    def _take_over(self, file: Path) -> None:
+        try:
+            config = load_config(file)
+        except EdgeError as error:
+            self._tell("error", f"the configuration is wrong and was not taken over; what ran, runs on:\n{error}")
+            return
+        left = [
+            f"{table}: changed, needs a restart"
+            for key, table in _TABLES.items()
+            if getattr(config, key) != getattr(self._config, key)
+        ]
+        left += self._keeper.apply(config)
+        if left:
+            self._tell("warning", "the configuration was read again; not taken over: " + "; ".join(left))
+            return
+        self._messaging.config_digest = config.digest
+        self._tell("info", "the configuration was read again and is in force")
+        self._messaging.reported(self._keeper.reported())
+
+    def _tell(self, severity: Severity, text: str) -> None:
+        for line in text.splitlines():
+            log.log(LEVELS[severity], "%s", line)
+        if self._messaging.events is not None:
+            self._messaging.events.emit("config", text, severity=severity, digest=self._messaging.config_digest)

@@ -1,0 +1,237 @@
+"""What a model runs and who wanted it, where a change fails, a file changes or the daemon stops."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_runtime.app.keeper import ModelKeeper
+from edge_runtime.app.loader import Loader
+from edge_runtime.app.proof import prove
+from edge_runtime.app.shelf import Shelf
+from edge_runtime.app.swap import RESERVE_BYTES, MiB, Swapper
+from edge_runtime.camera.av import decode_image
+from edge_runtime.camera.synthetic import SyntheticCamera
+from edge_runtime.clock import SystemClock
+from edge_runtime.config import parse_config
+from edge_runtime.engine.slot import Resident
+from edge_runtime.errors import EdgeError, EngineError
+from edge_runtime.pipeline.pipeline import Pipeline
+from edge_runtime.records.commands import ReloadArgs, ReloadResult, VariantArgs
+from tests.awaiting import wait_until
+from tests.engine import bad_models
+from tests.engine.graphs import classifier, write_bundle
+
+PLENTY = 10_000 * MiB
+SCARCE = RESERVE_BYTES + 20 * MiB
+VARIANTS = ("large", "middle", "small")
+
+
+def three_variants(root: Path, version: str = "1") -> Path:
+    """A tiny bundle whose variants differ in nothing but their names."""
+    manifest = write_bundle(root, classifier(), bundle={"version": version}) / "bundle.toml"
+    first, variant, rest = manifest.read_text(encoding="utf-8").partition("[[variant]]")
+    manifest.write_text(first + "\n".join(variant + rest.replace("fp32", each, 1) for each in VARIANTS))
+    return root
+
+
+class Device:
+    """One model under one camera, as the daemon has it; `free` bytes of memory, or `free_when_down`."""
+
+    def __init__(self, folder: Path, model: str = "") -> None:
+        self.folder = folder
+        self.free = self.free_when_down = PLENTY
+        self.told: list[str] = []
+        results: list[object] = []
+        config = self.config(model)
+        self.pipeline = Pipeline(results.append)
+        self.loader = Loader()
+        self.shelf = Shelf(folder / "store", SystemClock())
+        swapper = Swapper(
+            self.pipeline,
+            prove=prove,
+            free_bytes=self._free_bytes,
+            read_image=lambda path: decode_image(path.read_bytes()),
+            cancel=self.loader.cancel,
+        )
+        self.keeper = ModelKeeper(
+            config,
+            self.pipeline,
+            self.shelf,
+            swapper,
+            self.loader,
+            tell=lambda _severity, text, _data: self.told.append(text),
+            changed=lambda: None,
+        )
+        self.keeper.load(lambda: True)
+        self.pipeline.add_camera(SyntheticCamera(name="c", url="synthetic:?width=32&height=32&fps=30"), ["m", "n"])
+        self.pipeline.start()
+        self.loader.start()
+        wait_until(lambda: len(results) > 3, 10, "frames flow")
+
+    def config(self, model: str = "") -> Any:
+        """The configuration with `model` in the first model's table; the second is there so that one may be down."""
+        text = (
+            f'[device]\nstore = "store"\n[[model]]\nname = "m"\nlanes = 1\n{model or self.named("configured")}\n'
+            f'[[model]]\nname = "n"\nlanes = 1\nbundle = "second"\n'
+            f'[[camera]]\nname = "c"\nurl = "synthetic:"\nmodel = ["m", "n"]\n'
+        )
+        return parse_config(text, "config.toml", self.folder)
+
+    @staticmethod
+    def named(bundle: str) -> str:
+        return f'bundle = "{bundle}"'
+
+    def _free_bytes(self) -> int:
+        return self.free if self.ladder() else self.free_when_down
+
+    def ladder(self) -> tuple[Resident, ...]:
+        pipe = self.pipeline.models.get("m")
+        return () if pipe is None else pipe.desk.ladder()
+
+    def variants(self) -> list[str]:
+        return [each.info.variant for each in self.ladder()]
+
+    def reload(self, source: Path, **options: Any) -> ReloadResult:
+        digest = self.shelf.add(source).digest
+        return self.keeper.reload(ReloadArgs(model="m", bundle=digest, **options))
+
+    def sighup(self, model: str) -> list[str]:
+        return self.loader.call("SIGHUP", lambda: self.keeper.apply(self.config(model)))
+
+    def stop(self) -> None:
+        assert self.loader.stop(5.0) == []
+        assert self.pipeline.stop() == []
+        self.pipeline.close()
+
+
+Make = Callable[..., Device]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    devices: list[Device] = []
+    (tmp_path / "store").mkdir()
+    three_variants(tmp_path / "configured")
+    write_bundle(tmp_path / "second", classifier())
+
+    def start(model: str = "") -> Device:
+        devices.append(Device(tmp_path, model))
+        return devices[-1]
+
+    yield start
+    for device in devices:
+        device.stop()
+
+
+def test_a_pause_that_brought_nothing_ends_with_the_very_ladder_that_ran(make: Make, tmp_path: Path) -> None:
+    device = make('bundle = "configured"\nladder = ["small"]')
+    assert device.variants() == ["large", "small"]
+    device.keeper.switch(VariantArgs(model="m", variant="middle"))
+    assert device.variants() == ["middle", "small"]
+    device.free = SCARCE
+    with pytest.raises(EdgeError) as caught:
+        device.reload(bad_models.wrong_labels(tmp_path / "bad"), allow_pause=True)
+    assert caught.value.code == "layout_mismatch"
+    assert device.variants() == ["middle", "small"]
+    assert device.told[-1].startswith("model m: reload: refused, middle runs on")
+
+
+def test_a_reload_that_asked_for_a_variant_comes_back_to_it(make: Make, tmp_path: Path) -> None:
+    device = make()
+    device.reload(three_variants(tmp_path / "other", "2"), variant="small")
+    device.free = SCARCE
+    with pytest.raises(EdgeError):
+        device.reload(bad_models.wrong_labels(tmp_path / "bad"), allow_pause=True)
+    assert device.variants() == ["small"]
+    assert device.keeper.source("m") == "reload"
+
+
+def test_a_stop_in_a_pause_loads_nothing_any_more(make: Make, tmp_path: Path) -> None:
+    device = make()
+    device.free = SCARCE
+    hanging = bad_models.hangs(tmp_path / "hangs")
+    digest = device.shelf.add(hanging).digest
+    args = ReloadArgs(model="m", bundle=digest, allow_pause=True)
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(device.keeper.reload, args)
+        wait_until(lambda: not device.ladder(), 10, "the pause")
+        start = time.monotonic()
+        assert device.loader.stop(5.0) == []
+        assert time.monotonic() - start < 2
+        with pytest.raises(EdgeError) as caught:
+            outcome.result(5)
+    assert caught.value.code == "cancelled"
+    assert not device.ladder()
+
+
+def test_what_a_file_says_of_batches_and_the_ladder_is_taken_over_whoever_chose_the_bundle(
+    make: Make, tmp_path: Path
+) -> None:
+    base = 'bundle = "configured"\n'
+    device = make(base + 'ladder = ["middle", "small"]')
+    # a ladder that becomes shorter gives its memory back
+    _, middle, small = device.ladder()
+    assert device.sighup(base + 'ladder = ["small"]') == []
+    assert device.variants() == ["large", "small"]
+    assert middle.closed.is_set()
+    assert not small.closed.is_set()
+    device.reload(three_variants(tmp_path / "other", "2"), variant="middle")
+    before = device.ladder()
+    assert device.sighup(base + 'ladder = ["small"]') == []
+    assert device.ladder() == before
+    assert device.sighup(base + 'max_batch = 2\nladder = ["small"]') == []
+    assert device.variants() == ["middle", "small"]
+    assert [each.places for each in device.ladder()] == [2, 2]
+    assert device.keeper.source("m") == "reload"
+
+
+def test_what_a_file_says_and_could_not_be_taken_over_is_tried_again(make: Make) -> None:
+    base = 'bundle = "configured"\n'
+    device = make(base)
+    device.free = SCARCE
+    (refused,) = device.sighup(base + "max_batch = 2")
+    assert "does not fit into memory" in refused
+    (refused,) = device.sighup(base + "max_batch = 2")
+    assert "does not fit into memory" in refused
+    device.free = PLENTY
+    assert device.sighup(base + "max_batch = 2") == []
+    assert device.ladder()[0].places == 2
+
+
+def test_a_choice_that_cannot_run_is_an_alarm_until_another_one_is_made(make: Make, tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "store", SystemClock())
+    shelf.choose("m", shelf.add(bad_models.wrong_labels(tmp_path / "bad")).digest, "fp32")
+    device = make()
+    (alarm,) = device.keeper.alarms()
+    assert "what was reloaded last cannot run" in alarm
+    assert device.sighup('bundle = "configured"') == []
+    device.keeper.switch(VariantArgs(model="m", variant="small"))
+    assert device.keeper.alarms() == [alarm]
+    device.keeper.reload(ReloadArgs(model="m", reset=True))
+    assert device.keeper.alarms() == []
+
+
+def test_a_model_that_is_down_holds_no_memory_and_comes_up_with_a_reload(make: Make, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "broken", classifier(), labels=("only", "two"))
+    device = make('bundle = "broken"')
+    assert device.variants() == []
+    gc.collect()
+    running = 1  # of the other model
+    assert sum(type(each).__name__ == "InferenceSession" for each in gc.get_objects()) == running
+    with pytest.raises(EngineError) as caught:
+        device.keeper.switch(VariantArgs(model="m", variant="small"))
+    assert caught.value.code == "model_down"
+    assert device.sighup('bundle = "broken"\nladder = ["small", "tiny"]') != []
+    done = device.reload(three_variants(tmp_path / "other", "2"))
+    assert (done.previous, done.persisted, done.variant) == (None, True, "large")
+    assert device.variants() == ["large", "small"]
+    assert done.notes == ["not on the ladder, since the bundle has none for onnxruntime: tiny"]
+    again = device.reload(tmp_path / "other")
+    assert (again.changed, again.persisted) == (False, True)
