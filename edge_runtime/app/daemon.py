@@ -45,7 +45,7 @@ from edge_runtime.control.commands import camera, ping, reload, variant
 from edge_runtime.control.dispatcher import Dispatcher
 from edge_runtime.errors import EdgeError
 from edge_runtime.hardware.energy import IdlePower
-from edge_runtime.hardware.memory import available_bytes
+from edge_runtime.hardware.memory import available_bytes, use_one_arena
 from edge_runtime.hardware.sampler import Sampler
 from edge_runtime.hardware.sources import Sensors, make_sensors
 from edge_runtime.pipeline.pipeline import Pipeline
@@ -192,6 +192,7 @@ class Daemon:
         """Load and warm up everything, then let frames flow. Returns early where a stop is requested meanwhile."""
         config = self._config
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        use_one_arena()
         token = None if config.web is None or config.web.token_file is None else read_token(config.web.token_file)
         self._loading = True
         try:

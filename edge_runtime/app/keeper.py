@@ -168,6 +168,10 @@ class ModelKeeper:
             raise
         return loaded
 
+    def forget_proofs(self) -> None:
+        """Prove again whatever comes, also what ran before; for measurements."""
+        self._swapper.forget()
+
     # --- commands; each waits for its outcome
 
     def reload(self, args: ReloadArgs) -> ReloadResult:

@@ -32,6 +32,8 @@ PROOF_BYTES = 96 * MiB
 CLOSE_S = 15.0
 """How long the batches in hand of an old engine may take; after that it is closed by whoever brings them back."""
 _CLOSE_LOOK_S = 0.1
+KNOWN = 16
+"""Proofs of engines that ran, kept for the way back."""
 SLOWER = 1.2
 """A model that cannot keep up is refused where it is slower than the one before by more than noise."""
 
@@ -98,6 +100,7 @@ class Swapper:
         cancel: threading.Event,
     ) -> None:
         self._ledger = pipeline.ledger
+        self._known: dict[tuple[str, int, int], Proof] = {}
         self._prove = prove
         self._free_bytes = free_bytes
         self._read_image = read_image
@@ -145,7 +148,12 @@ class Swapper:
         done.notes += [seen.note] if seen.note is not None else []
         desk.exchange(fresh[0], others=fresh[1:])
         self._await_closed([] if pause else before)
+        self._remember(target.config, desk.lanes, proofs)
         return done
+
+    def forget(self) -> None:
+        """Prove again whatever comes, also what was proved and ran before."""
+        self._known.clear()
 
     def switch(self, target: Target, resident: Resident, keep: Sequence[Resident]) -> Swapped:
         """Make a resident of the ladder current, and `keep` others of it; the rest is closed."""
@@ -177,21 +185,35 @@ class Swapper:
         proofs = [self._prove_one(target.config, wish.bundle, variant, lanes) for variant in variants]
         elapsed_s = (time.monotonic_ns() - start_ns) / 1e9
         demand = (self._ledger.totals(target.config.name).captured - captured) / elapsed_s
-        if not wish.allow_slow:
+        # what ran before was fast enough, or somebody said that it need not be
+        if not wish.allow_slow and proofs[0] not in self._known.values():
             self._check_speed(target, proofs[0], demand, before)
         return proofs
 
     def _prove_one(self, config: ModelConfig, bundle: Bundle, variant: str, lanes: int) -> Proof:
+        places = config.max_batch if isinstance(config.max_batch, int) else 1
+        known = self._known.get((bundle.engine_digest(variant, BACKEND), lanes, places))
+        if known is not None:
+            return known
         free = self._free_bytes()
         return self._prove(
             bundle,
             variant,
             lanes=lanes,
-            places=config.max_batch if isinstance(config.max_batch, int) else 1,
+            places=places,
             run_within_s=config.timeout_s,
             memory_bytes=None if free is None else max(free - RESERVE_BYTES, MiB),
             cancel=self._cancel,
         )
+
+    def _remember(self, config: ModelConfig, lanes: int, proofs: Sequence[Proof]) -> None:
+        """These ran: the way back to them need not be proved again, as long as this process lives. Their files are
+        verified at every load, and the golden pictures run again on the engine that is to take over."""
+        places = config.max_batch if isinstance(config.max_batch, int) else 1
+        for proof in proofs:
+            self._known[proof.engine, lanes, places] = proof
+        while len(self._known) > KNOWN:
+            del self._known[next(iter(self._known))]
 
     def _check_speed(self, target: Target, proof: Proof, demand: float, before: Sequence[Resident]) -> None:
         """Refuse what cannot keep up with the frames that came during the proof, `demand` a second, unless it is as

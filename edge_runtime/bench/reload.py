@@ -121,13 +121,17 @@ def measure_reload(
     fps: float = 15.0,
     lanes: int | str = "auto",
     url: str | None = None,
+    prove_each: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ReloadBench:
-    """`reloads` times the next of `bundles` (with a variant each), under `cameras` at `fps`; then as long without."""
+    """`reloads` times the next of `bundles` (with a variant each), under `cameras` at `fps`; then as long without.
+
+    `prove_each`: as if every one of them were new; otherwise each model is proved once.
+    """
     with tempfile.TemporaryDirectory(prefix="edge-runtime-bench-") as folder:
         disturbed = _Run(Path(folder) / "disturbed", bundles, cameras, fps, lanes, url)
         with disturbed:
-            results, figures = _reload(disturbed, bundles, reloads, progress)
+            results, figures = _reload(disturbed, bundles, reloads, prove_each, progress)
         load = disturbed.load()
         alone = _Run(Path(folder) / "alone", bundles, cameras, fps, lanes, url)
         with alone:
@@ -165,7 +169,11 @@ class _Figures:
 
 
 def _reload(
-    run: _Run, bundles: Sequence[tuple[Bundle, str]], reloads: int, progress: Callable[[int, int], None]
+    run: _Run,
+    bundles: Sequence[tuple[Bundle, str]],
+    reloads: int,
+    prove_each: bool,
+    progress: Callable[[int, int], None],
 ) -> tuple[list[ReloadResult], _Figures]:
     keeper = run.daemon.keeper
     results: list[ReloadResult] = []
@@ -175,6 +183,8 @@ def _reload(
     threads, descriptors = threading.active_count(), _descriptors()
     for number in range(1, reloads + 1):
         digest, variant = digests[number % len(digests)]
+        if prove_each:
+            keeper.forget_proofs()
         try:
             results.append(keeper.reload(ReloadArgs(model=MODEL, bundle=digest, variant=variant)))
         except Exception as error:  # noqa: BLE001  a reload that fails is a figure, too
@@ -256,8 +266,13 @@ def _quoted(value: Path | str) -> str:
 
 
 def _settled_rss_mb() -> float:
+    """Resident memory, MB: the median over a second, since frames in hand come and go."""
     gc.collect()
-    return round((resident_bytes() or 0) / 1e6, 2)
+    seen = []
+    for _ in range(5):
+        time.sleep(0.2)
+        seen.append(resident_bytes() or 0)
+    return round(statistics.median(seen) / 1e6, 2)
 
 
 def _descriptors() -> int:

@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="again for each model that takes part (default: the bundled one in two sizes)",
     )
     reload.add_argument("--reloads", type=count, default=200, metavar="N", help="default: %(default)s")
+    reload.add_argument(
+        "--prove-each", action="store_true", help="as if every model were new (default: each is proved once)"
+    )
     reload.add_argument("--cameras", type=count, default=2, metavar="N", help="default: %(default)s")
     reload.add_argument("--fps", type=positive, default=15.0, help="of each camera (%(default)s)")
     reload.add_argument("--clip", type=Path, metavar="FILE", help="what the cameras show (default: synthetic pictures)")
@@ -136,6 +139,7 @@ def _measure_reload(args: argparse.Namespace) -> ReloadBench:
         fps=args.fps,
         lanes=args.lanes or "auto",
         url=None if args.clip is None else f"file:{args.clip.resolve()}",
+        prove_each=args.prove_each,
         progress=progress,
     )
 

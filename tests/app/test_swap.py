@@ -229,3 +229,19 @@ def test_a_stop_in_the_middle(make: Callable[..., Device], tmp_path: Path) -> No
     assert caught.value.code == "cancelled"
     assert time.monotonic() - start < 4
     assert device.running() == device.bundle.digest
+
+
+def test_the_way_back_is_not_proved_again_and_what_was_refused_is(make: Callable[..., Device], tmp_path: Path) -> None:
+    device = make()
+    new, bad = other(tmp_path), load_bundle(bad_models.wrong_labels(tmp_path / "bad"))
+    for bundle, proofs in [(new, 1), (device.bundle, 2), (new, 2), (device.bundle, 2)]:
+        device.swapper.swap(device.target(), Wish(bundle))
+        assert (device.running(), device.proofs) == (bundle.digest, proofs)
+    for proofs in (3, 4):
+        with pytest.raises(EdgeError):
+            device.swapper.swap(device.target(), Wish(bad))
+        assert device.proofs == proofs
+    device.swapper.forget()
+    device.swapper.swap(device.target(), Wish(new))
+    assert device.proofs == 5
+    device.frames_go_on()
