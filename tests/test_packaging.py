@@ -72,6 +72,7 @@ def test_wheel_size(wheel: Path) -> None:
     assert 5 * MIB < wheel.stat().st_size < 10 * MIB
 
 
+@pytest.mark.full
 def test_demo_runs_from_an_installed_wheel_without_the_repository(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"

@@ -28,6 +28,8 @@ from edge_runtime.errors import BundleError, EdgeError, EngineError, RefusedErro
 from edge_runtime.hardware.memory import peak_resident_bytes, resident_bytes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edge_runtime.engine.slot import Resident
     from edge_runtime.records.frames import Float32Array, Pixels
     from edge_runtime.records.spec import InputSpec
@@ -193,6 +195,7 @@ def _paint(place: Float32Array, picture: str, seed: tuple[int, int], spec: Input
 
     from edge_runtime.camera.place import fill_picture
 
+    planes: NDArray[np.uint8]
     if picture == "the black picture":
         planes = np.zeros(spec.shape, np.uint8)
     elif picture == "the white picture":

@@ -231,6 +231,7 @@ def test_a_stop_in_the_middle(make: Callable[..., Device], tmp_path: Path) -> No
     assert device.running() == device.bundle.digest
 
 
+@pytest.mark.full
 def test_the_way_back_is_not_proved_again_and_what_was_refused_is(make: Callable[..., Device], tmp_path: Path) -> None:
     device = make()
     new, bad = other(tmp_path), load_bundle(bad_models.wrong_labels(tmp_path / "bad"))

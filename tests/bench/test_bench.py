@@ -18,6 +18,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
 
 
+@pytest.mark.full
 def test_pipeline_as_json_and_as_a_table() -> None:
     short = ("pipeline", "--variant", "fp32-320", "--seconds", "0.5", "--repeats", "1")
     found = bench(*short, "--json")
@@ -33,6 +34,7 @@ def test_pipeline_as_json_and_as_a_table() -> None:
     assert "decode" in table.stdout
 
 
+@pytest.mark.full
 def test_the_heavy_model_is_the_same_everywhere_and_finds_nothing(tmp_path: Path) -> None:
     from edge_runtime.prepare.heavy import build_heavy_model
 
@@ -44,6 +46,7 @@ def test_the_heavy_model_is_the_same_everywhere_and_finds_nothing(tmp_path: Path
     assert json.loads(found.stdout)["bundle"] == "heavy"
 
 
+@pytest.mark.full
 def test_overhead_counts_what_it_completes() -> None:
     result = measure_overhead(cameras=3, fps=50, seconds=0.5, repeats=2)
     assert result.completed == pytest.approx(3 * 50 * 0.5 * 2, rel=0.2)

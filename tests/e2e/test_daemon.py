@@ -276,6 +276,7 @@ def test_sigterm_ends_within_five_seconds_with_a_stuck_lane_and_any_broker(tmp_p
             assert (code, took < 5) == (0, True), daemon.log
 
 
+@pytest.mark.full
 def test_with_every_camera_gone_it_is_degraded_and_lives_on(tmp_path: Path) -> None:
     store = tmp_path / "store"
     clip = tmp_path / "clip.mp4"

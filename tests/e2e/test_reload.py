@@ -163,6 +163,7 @@ def test_no_bad_model_takes_over(host: Host, tmp_path: Path) -> None:
     assert host.daemon.stop()[0] == 0
 
 
+@pytest.mark.full
 def test_a_model_that_is_too_slow_for_its_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = bad_models.slow(tmp_path / "slow", layers=90)
     host = start(tmp_path, capsys, model=MODEL.replace("timeout_s = 2.0", "lanes = 1"))
@@ -270,6 +271,7 @@ def test_over_mqtt_only_a_digest_of_the_store(tmp_path: Path, capsys: pytest.Cap
             host.daemon.stop()
 
 
+@pytest.mark.full
 def test_a_chosen_bundle_that_is_damaged_in_the_store(host: Host, tmp_path: Path) -> None:
     configured = host.running()["engine"]
     code, result, _ = host.reload(str(bad_models.good(tmp_path / "other")))

@@ -80,7 +80,7 @@ def test_windows_results_and_presence_reach_a_real_broker(tmp_path: Path) -> Non
         assert daemon.windows() == len(reports)
 
 
-@pytest.mark.parametrize("fault", ["kill", "freeze"])
+@pytest.mark.parametrize("fault", ["kill", pytest.param("freeze", marks=pytest.mark.full)])
 def test_a_broker_that_dies_or_freezes_slows_no_frame(tmp_path: Path, fault: str) -> None:
     with (
         Mosquitto(tmp_path / "broker") as broker,

@@ -127,6 +127,7 @@ def test_ready_comes_after_the_warm_up_and_needs_no_camera(service: Host) -> Non
     service.wait(lambda: "degraded" in service.show("StatusText"), "a status")
 
 
+@pytest.mark.full
 def test_a_long_warm_up_asks_for_more_time(service: Host) -> None:
     hold = service.root / "var/lib/edge-runtime/hold-warm-up"
     hold.touch()
@@ -142,6 +143,17 @@ def test_a_long_warm_up_asks_for_more_time(service: Host) -> None:
             assert service.show("NRestarts") == "0"
     finally:
         hold.unlink(missing_ok=True)
+
+
+def test_reload_proves_and_exchanges_models_inside_the_hardened_unit(service: Host) -> None:
+    pid = start(service)
+    before = windows(service)
+    service.write("/etc/edge-runtime/config.toml", CONFIG.replace("fp32-320", "fp32-416"))
+    service.run("systemctl", "reload", "edge-runtime")
+    service.wait_for("the configuration was read again and is in force")
+    assert re.search(r"new configuration: fp32-416 sha256:\w+ runs, exchanged in", service.journal())
+    service.wait(lambda: windows(service) > before + 2, "windows")
+    assert (service.show("MainPID"), service.show("NRestarts")) == (pid, "0")
 
 
 def test_it_runs_as_its_own_user_in_its_own_folders(service: Host) -> None:
@@ -221,6 +233,7 @@ def test_a_stuck_lane_is_killed_with_all_stacks_shown_and_comes_back(service: Ho
     assert service.show("NRestarts") == "1"
 
 
+@pytest.mark.full
 def test_a_lane_that_holds_the_interpreter_is_killed_with_its_stack_shown(service: Host) -> None:
     pid = start(service)
     service.run("touch", "/run/edge-runtime/hold-gil")
@@ -232,6 +245,7 @@ def test_a_lane_that_holds_the_interpreter_is_killed_with_its_stack_shown(servic
     assert "in collect_for_the_test" in journal
 
 
+@pytest.mark.full
 def test_a_process_that_was_stopped_for_a_while_lives_on(service: Host) -> None:
     with settings(service, "WatchdogSec=20"):  # so that the pause is far below it
         pid = start(service)
@@ -247,6 +261,7 @@ def test_a_process_that_was_stopped_for_a_while_lives_on(service: Host) -> None:
         assert "wedged" not in service.journal()
 
 
+@pytest.mark.full
 def test_without_any_camera_it_lives_on(service: Host) -> None:
     pid = start(service)
     shutil.rmtree(service.root / "srv/pictures")
