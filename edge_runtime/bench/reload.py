@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 MODEL = "detector"
 EARLY = 20
-"""Memory is compared between this reload and the last: until then, pools and caches fill."""
+"""Memory is compared between so many reloads around this one and the last of them: until then pools and caches fill.
+One reading says little: onnxruntime's arena grows by 25 MB in the instant in which two lanes first run at once."""
 WARM_UP_S = 3.0
 
 
@@ -179,7 +180,7 @@ def _reload(
     results: list[ReloadResult] = []
     digests = [(run.daemon.shelf.add(bundle.root).digest, variant) for bundle, variant in bundles]
     run.begin()
-    early_mb = 0.0
+    rss_mb: list[float] = []
     threads, descriptors = threading.active_count(), _descriptors()
     for number in range(1, reloads + 1):
         digest, variant = digests[number % len(digests)]
@@ -189,11 +190,14 @@ def _reload(
             results.append(keeper.reload(ReloadArgs(model=MODEL, bundle=digest, variant=variant)))
         except Exception as error:  # noqa: BLE001  a reload that fails is a figure, too
             log.error("reload %d: %s", number, error)
-        if number == min(EARLY, reloads):
-            early_mb = _settled_rss_mb()
+        gc.collect()
+        rss_mb.append((resident_bytes() or 0) / 1e6)
         progress(number, reloads)
     return results, _Figures(
-        early_mb, _settled_rss_mb(), (threads, threading.active_count()), (descriptors, _descriptors())
+        _median(rss_mb[EARLY // 2 : EARLY // 2 + EARLY] or rss_mb),
+        _median(rss_mb[-EARLY:]),
+        (threads, threading.active_count()),
+        (descriptors, _descriptors()),
     )
 
 
@@ -265,14 +269,8 @@ def _quoted(value: Path | str) -> str:
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _settled_rss_mb() -> float:
-    """Resident memory, MB: the median over a second, since frames in hand come and go."""
-    gc.collect()
-    seen = []
-    for _ in range(5):
-        time.sleep(0.2)
-        seen.append(resident_bytes() or 0)
-    return round(statistics.median(seen) / 1e6, 2)
+def _median(values: Sequence[float]) -> float:
+    return round(statistics.median(values), 2)
 
 
 def _descriptors() -> int:

@@ -202,7 +202,7 @@ def _reload_table(result: ReloadBench) -> str:
             f"  whole reload  median {result.took_s[0]:.2f} s, worst {result.took_s[1]:.2f} s; of it the proof "
             f"{result.proof_s[0]:.2f} s",
             f"  batches with two engines: {result.mixed_batches}; results out of order: {result.out_of_order}",
-            f"  memory {result.rss_early_mb:.1f} MB after the first reloads, {result.rss_late_mb:.1f} MB at the end; "
+            f"  memory {result.rss_early_mb:.1f} MB around reload 20, {result.rss_late_mb:.1f} MB at the end; "
             f"threads {result.threads[0]} and {result.threads[1]}, descriptors {result.descriptors[0]} and "
             f"{result.descriptors[1]}",
         ]
