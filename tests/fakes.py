@@ -100,6 +100,7 @@ class FakeEngine:
         self.runs: list[int] = []
         self.busy_s = 0.0
         self.running = 0
+        self.most_at_once = 0
         self.errors: list[str] = []
         self._lock = threading.Lock()
 
@@ -110,6 +111,7 @@ class FakeEngine:
             if self.allowed_batches is not None and count not in self.allowed_batches:
                 self.errors.append(f"ran a batch of {count}")
             self.running += 1
+            self.most_at_once = max(self.most_at_once, self.running)
             self.runs.append(count)
 
     def leave(self) -> None:

@@ -9,27 +9,25 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from edge_runtime.app.loader import Loader
 from edge_runtime.app.models import BACKEND, ladder_of, lanes_for, load_variant, open_bundle
+from edge_runtime.app.outcome import Source, describe, outcome, passing
 from edge_runtime.app.shelf import Shelf
-from edge_runtime.app.swap import Swapped, Swapper, Target, Wish
+from edge_runtime.app.swap import Swapper, Target, Wish
 from edge_runtime.config import Config, ModelConfig
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.slot import Resident
 from edge_runtime.errors import BundleError, EdgeError, EngineError
 from edge_runtime.pipeline.pipeline import Pipeline
-from edge_runtime.records.commands import ProofResult, ReloadArgs, ReloadResult, VariantArgs
+from edge_runtime.records.commands import ReloadArgs, ReloadResult, VariantArgs
 from edge_runtime.records.events import ReportedModel, Scalar, Severity
 
 log = logging.getLogger(__name__)
 
-Source = Literal["configuration", "reload", "desired"]
 Tell = Callable[[Severity, str, Mapping[str, Scalar]], None]
 """Takes an event about a model: how bad, in words, and for machines."""
 
-_NEEDS_RESTART = ("lanes", "backend")
 _GIVEN_UP = ("cancelled", "stopping")
 
 
@@ -39,6 +37,7 @@ class _Kept:
 
     `loaded`: the configuration that it was loaded by, where `config` could not be taken over yet.
     `fallback`: why it does not run what was reloaded last. `previous`: the digest of the bundle before, for a way back.
+    `left_out`: why a variant of its ladder was not loaded at the start.
     """
 
     config: ModelConfig
@@ -50,6 +49,7 @@ class _Kept:
     source: Source = "configuration"
     error: EdgeError | None = None
     fallback: str | None = None
+    left_out: str | None = None
     previous: str | None = None
 
 
@@ -122,7 +122,9 @@ class ModelKeeper:
 
     def alarms(self) -> list[str]:
         """What is not as it was wanted, until it is."""
-        return [each for each in (self._shelf.trouble, *(kept.fallback for kept in self._kept.values())) if each]
+        kept = self._kept.values()
+        found = (self._shelf.trouble, *(each.fallback for each in kept), *(each.left_out for each in kept))
+        return [each for each in found if each]
 
     def tell_start(self) -> None:
         """An event for everything that is not as it was wanted; once events can be sent."""
@@ -150,23 +152,26 @@ class ModelKeeper:
 
     def _load_configured(self, kept: _Kept) -> Sequence[Resident]:
         try:
-            kept.bundle = open_bundle(kept.config.bundle)
-            return self._load_variants(kept, kept.bundle, ladder_of(kept.bundle, kept.config, kept.config.variant))
+            kept.bundle = bundle = open_bundle(kept.config.bundle)
+            first, *others = ladder_of(bundle, kept.config, kept.config.variant)
+            resident = load_variant(bundle, first, kept.config, lanes=kept.lanes, streams=kept.streams)
+            return [resident, *self._load_others(kept, bundle, others)]
         except EdgeError as error:
             kept.bundle, kept.error = None, _bare(error)
             return ()
 
-    def _load_variants(self, kept: _Kept, bundle: Bundle, variants: Sequence[str]) -> list[Resident]:
-        loaded: list[Resident] = []
+    def _load_others(self, kept: _Kept, bundle: Bundle, variants: Sequence[str]) -> list[Resident]:
+        """The rest of a ladder at the start. One that cannot be is left out: it must not cost the one that runs."""
+        found = [self._load_other(kept, bundle, each) for each in variants]
+        return [each for each in found if each is not None]
+
+    def _load_other(self, kept: _Kept, bundle: Bundle, variant: str) -> Resident | None:
         try:
-            for each in variants:
-                resident = load_variant(bundle, each, kept.config, lanes=kept.lanes, streams=kept.streams)
-                loaded.append(resident)
-        except BaseException:
-            for resident in loaded:
-                resident.close()
-            raise
-        return loaded
+            return self._swapper.load_beside(kept.config, bundle, variant, lanes=kept.lanes, streams=kept.streams)
+        except EdgeError as error:
+            kept.left_out = f"model {kept.config.name}: {variant} is not on its ladder: {error}"
+            log.error("%s", kept.left_out)
+            return None
 
     def forget_proofs(self) -> None:
         """Prove again whatever comes, also what ran before; for measurements."""
@@ -197,13 +202,10 @@ class ModelKeeper:
             new, gone = sorted(set(wanted) - set(self._kept)), sorted(set(self._kept) - set(wanted))
             left += [f"model {name}: new, needs a restart" for name in new]
             left += [f"model {name}: no longer configured, needs a restart" for name in gone]
-        for name, kept in self._kept.items():
-            if name not in wanted:
-                continue
-            try:
-                left += self._apply(kept, wanted[name])
-            except EdgeError as error:
-                left.append(f"model {name}: {error}")
+        lanes = lanes_for(config.models)
+        # where lanes become fewer first: the cores of one model go to another
+        for name in sorted(set(self._kept) & set(wanted), key=lambda each: lanes[each] - self._kept[each].lanes):
+            left += self._applied(self._kept[name], wanted[name], lanes[name])
         return left
 
     # --- on the loader's thread
@@ -246,7 +248,7 @@ class ModelKeeper:
             else:
                 self._shelf.choose(name, bundle.digest, result.variant)
         except EdgeError as error:
-            result = _passing(result, f"it runs, and the next start will not know of it: {error}")
+            result = passing(result, f"it runs, and the next start will not know of it: {error}")
             log.error("model %s: the choice could not be kept: %s", name, error)
         self._collect()
         return result
@@ -261,7 +263,7 @@ class ModelKeeper:
             )
         variant = kept.bundle.variant(args.variant, BACKEND).name
         result = self._exchange(kept, Wish(kept.bundle, variant, args.allow_pause, args.allow_slow), kept.source)
-        return _passing(result, "this lasts until the next start; the configuration and `reload` choose for longer")
+        return passing(result, "this lasts until the next start; the configuration and `reload` choose for longer")
 
     def _exchange(self, kept: _Kept, wish: Wish, source: Source, *, applying: bool = False) -> ReloadResult:
         """Let the model run what is wished for, and say what that cost. What is loaded already is only switched to.
@@ -276,15 +278,18 @@ class ModelKeeper:
 
         def restore() -> Sequence[Resident]:
             assert before_it is not None  # it ran a moment ago
-            return self._load_variants(kept, before_it, running)
+            return self._swapper.load(kept.config, before_it, running, kept.lanes, kept.streams)
 
-        target = Target(kept.config, pipe, kept.streams, restore)
+        target = Target(kept.config, pipe, kept.lanes, kept.streams, restore)
         digests = [
             wish.bundle.engine_digest(each, BACKEND) for each in ladder_of(wish.bundle, kept.config, wish.variant)
         ]
         ledger.begin_gaps(name)
         before = ledger.totals(name)
-        anew = applying and kept.loaded.max_batch != kept.config.max_batch
+        anew = applying and (
+            kept.loaded.max_batch != kept.config.max_batch
+            or any(len(each.lanes) != kept.lanes for each in ladder.values())
+        )
         if set(digests) <= set(ladder) and not anew:
             shorter = applying and kept.loaded.ladder != kept.config.ladder
             others = [each for digest, each in ladder.items() if digest in digests[1:] or not shorter]
@@ -296,6 +301,8 @@ class ModelKeeper:
         if before_it is not None and before_it.digest != wish.bundle.digest:
             kept.previous = before_it.digest
         kept.bundle, kept.variant, kept.source, kept.error = wish.bundle, swapped.resident.info.variant, source, None
+        if swapped.proof is not None:
+            kept.left_out = None  # all of the ladder was loaded anew
         if (note := _missing(wish.bundle, kept.config)) is not None:
             swapped.notes.append(note)
             log.warning("model %s: %s", name, note)
@@ -306,14 +313,19 @@ class ModelKeeper:
             "failed": after.failed - before.failed,
         }
         gap_ns = ledger.longest_gap_ns(name)
-        return _result(name, source, swapped, (time.monotonic_ns() - started_ns) / 1e9, lost, gap_ns)
+        return outcome(name, source, swapped, (time.monotonic_ns() - started_ns) / 1e9, lost, gap_ns)
 
-    def _apply(self, kept: _Kept, config: ModelConfig) -> list[str]:
+    def _applied(self, kept: _Kept, config: ModelConfig, lanes: int) -> list[str]:
+        try:
+            return self._apply(kept, config, lanes)
+        except EdgeError as error:
+            return [f"model {config.name}: {error}"]
+
+    def _apply(self, kept: _Kept, config: ModelConfig, lanes: int) -> list[str]:
         """One model's table, changed or not: its bundle may be another one under the same name."""
         old, name = kept.config, config.name
-        changed = [key for key in _NEEDS_RESTART if getattr(old, key) != getattr(config, key)]
-        left = [f"model {name}: {key} needs a restart" for key in changed]
-        kept.config = config.model_copy(update={key: getattr(old, key) for key in _NEEDS_RESTART})
+        left: list[str] = []
+        kept.config = config
         pipe = self._pipeline.models[name]
         pipe.timeout_ns = int(config.timeout_s * 1e9)
         pipe.desk.set_batch_timeout(config.batch_timeout_ms / 1e3)
@@ -323,14 +335,36 @@ class ModelKeeper:
         if source == "configuration":
             wish = Wish(open_bundle(config.bundle), config.variant)
         elif kept.bundle is not None:
-            same = (kept.loaded.max_batch, kept.loaded.ladder) == (config.max_batch, config.ladder)
-            if not same or pipe.desk.resident() is None:
+            same = (kept.loaded.max_batch, kept.loaded.ladder, kept.lanes) == (config.max_batch, config.ladder, lanes)
+            if not same or pipe.desk.lanes != lanes or pipe.desk.resident() is None:
                 wish = Wish(kept.bundle, kept.variant)
         if wish is not None:
-            self._tried(
-                kept, f"model {name}: new configuration", lambda: self._exchange(kept, wish, source, applying=True)
-            )
+            what = f"model {name}: new configuration"
+            self._tried(kept, what, lambda: self._on_lanes(kept, wish, source, lanes))
         return left
+
+    def _on_lanes(self, kept: _Kept, wish: Wish, source: Source, lanes: int) -> ReloadResult:
+        """Exchange what runs for what is configured now, on so many lanes: fewer before it, more after it, so that
+        no lane ever comes upon an engine that has no context for it."""
+        name, before = kept.config.name, kept.lanes
+        desk = self._pipeline.models[name].desk
+        old = desk.ladder()
+        if lanes < desk.lanes:
+            self._pipeline.set_lanes(name, lanes)
+        kept.lanes = lanes
+        try:
+            result = self._exchange(kept, wish, source, applying=True)
+        except BaseException:
+            if all(len(each.lanes) >= before for each in desk.ladder()):
+                kept.lanes = before
+                self._pipeline.set_lanes(name, before)
+            raise
+        if lanes > desk.lanes:
+            if not all(each.closed.is_set() or each in desk.ladder() for each in old):
+                note = "the old engine still has a batch in hand: more lanes at the next time the configuration is read"
+                return result.model_copy(update={"notes": [*result.notes, note]})
+            self._pipeline.set_lanes(name, lanes)
+        return result
 
     def _collect(self) -> None:
         """Remove bundles that nothing needs any more, once there is a new one: after a start nobody knows what was
@@ -386,68 +420,10 @@ def _missing(bundle: Bundle, config: ModelConfig) -> str | None:
     return f"not on the ladder, since the bundle has none for {BACKEND}: {', '.join(missing)}" if missing else None
 
 
-def describe(result: ReloadResult) -> str:
-    """What a change brought, in one line."""
-    if not result.changed:
-        return f"{result.variant} ran already"
-    parts = [f"{result.variant} {result.engine[:19]} runs"]
-    if result.exchange_ms is not None:
-        parts.append(f"exchanged in {result.exchange_ms:.2f} ms")
-    if result.gap_ms is not None:
-        parts.append(f"longest gap between results {result.gap_ms:.0f} ms")
-    if result.pause_ms is not None:
-        parts.append(f"paused for {result.pause_ms:.0f} ms")
-    lost = [f"{count} {what}" for what, count in result.lost.items() if count]
-    parts.append(f"frames {', '.join(lost)}" if lost else "no frame lost")
-    return ", ".join(parts)
-
-
-def _result(
-    name: str, source: Source, swapped: Swapped, took_s: float, lost: dict[str, int], gap_ns: int | None
-) -> ReloadResult:
-    info, proof = swapped.resident.info, swapped.proof
-    return ReloadResult(
-        model=name,
-        engine=info.digest,
-        bundle=info.bundle,
-        variant=info.variant,
-        backend=info.backend,
-        source=source,
-        changed=swapped.exchange_ns is not None,
-        previous=swapped.previous,
-        took_s=round(took_s, 3),
-        proof=None
-        if proof is None
-        else ProofResult(
-            took_s=round(proof.took_s, 3),
-            load_s=round(proof.load_s, 3),
-            inference_ms=round(proof.inference_ms, 3),
-            cpu_ms=round(proof.cpu_ms, 3),
-            memory_mb=round(proof.memory_bytes / 1e6, 1),
-            golden=proof.golden,
-        ),
-        exchange_ms=_ms(swapped.exchange_ns),
-        gap_ms=_ms(gap_ns),
-        lost=lost,
-        judged=swapped.watched,
-        pause_ms=_ms(swapped.pause_ns),
-        persisted=True,
-        notes=swapped.notes,
-    )
-
-
 def _bare(error: EdgeError) -> EdgeError:
     """Without the frames that it came through: they hold the model that could not be loaded."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
-
-
-def _passing(result: ReloadResult, note: str) -> ReloadResult:
-    return result.model_copy(update={"persisted": False, "notes": [*result.notes, note]})
-
-
-def _ms(value_ns: int | None) -> float | None:
-    return None if value_ns is None else round(value_ns / 1e6, 3)
 
 
 def _no_model(errors: Sequence[EdgeError]) -> BundleError:

@@ -32,6 +32,8 @@ PROOF_BYTES = 96 * MiB
 CLOSE_S = 15.0
 """How long the batches in hand of an old engine may take; after that it is closed by whoever brings them back."""
 _CLOSE_LOOK_S = 0.1
+_FILE_TIMES = 2
+"""An engine takes at least so many times its file while it is loaded."""
 KNOWN = 16
 """Proofs of engines that ran, kept for the way back."""
 SLOWER = 1.2
@@ -83,6 +85,7 @@ class Target:
 
     config: ModelConfig
     pipe: ModelPipe
+    lanes: int
     streams: int
     restore: Callable[[], Sequence[Resident]]
 
@@ -129,7 +132,7 @@ class Swapper:
                     if pause is not None or not self._may_pause(target, wish, lack):
                         raise
                     pause = self._pause(target, lack)
-            fresh = self._load(target.config, wish.bundle, variants, desk.lanes, target.streams)
+            fresh = self.load(target.config, wish.bundle, variants, target.lanes, target.streams)
         except BaseException:
             if pause is not None:
                 self._resume(target)
@@ -148,7 +151,7 @@ class Swapper:
         done.notes += [seen.note] if seen.note is not None else []
         desk.exchange(fresh[0], others=fresh[1:])
         self._await_closed([] if pause else before)
-        self._remember(target.config, desk.lanes, proofs)
+        self._remember(target.config, target.lanes, proofs)
         return done
 
     def forget(self) -> None:
@@ -175,14 +178,19 @@ class Swapper:
         """A ladder for a model that runs nothing yet. Raises as `swap` does."""
         variants = ladder_of(bundle, config, variant)
         self._require(_need_bytes([self._prove_one(config, bundle, each, lanes) for each in variants]))
-        return self._load(config, bundle, variants, lanes, streams)
+        return self.load(config, bundle, variants, lanes, streams)
+
+    def load_beside(self, config: ModelConfig, bundle: Bundle, variant: str, *, lanes: int, streams: int) -> Resident:
+        """One more for a ladder, checked since it may be switched to at any time. Raises as `swap` does."""
+        self._require(_FILE_TIMES * bundle.artefact(variant, BACKEND).path.stat().st_size)
+        (resident,) = self.load(config, bundle, [variant], lanes, streams)
+        return resident
 
     # --- steps
 
     def _proofs(self, target: Target, wish: Wish, variants: Sequence[str], before: Sequence[Resident]) -> list[Proof]:
         start_ns, captured = time.monotonic_ns(), self._ledger.totals(target.config.name).captured
-        lanes = target.pipe.desk.lanes
-        proofs = [self._prove_one(target.config, wish.bundle, variant, lanes) for variant in variants]
+        proofs = [self._prove_one(target.config, wish.bundle, variant, target.lanes) for variant in variants]
         elapsed_s = (time.monotonic_ns() - start_ns) / 1e9
         demand = (self._ledger.totals(target.config.name).captured - captured) / elapsed_s
         # what ran before was fast enough, or somebody said that it need not be
@@ -218,7 +226,7 @@ class Swapper:
     def _check_speed(self, target: Target, proof: Proof, demand: float, before: Sequence[Resident]) -> None:
         """Refuse what cannot keep up with the frames that came during the proof, `demand` a second, unless it is as
         fast as what runs, or ran `before` a pause."""
-        lanes = target.pipe.desk.lanes
+        lanes = target.lanes
         run_s = proof.cpu_ms / 1e3
         if demand * run_s <= lanes:
             return
@@ -247,9 +255,10 @@ class Swapper:
             remedy="use a smaller variant or a shorter ladder, or let the old engine go first (--allow-pause)",
         )
 
-    def _load(
+    def load(
         self, config: ModelConfig, bundle: Bundle, variants: Sequence[str], lanes: int, streams: int
     ) -> list[Resident]:
+        """Engines of these variants, warm, and right by the bundle's golden pictures. Raises EdgeError."""
         loaded: list[Resident] = []
         try:
             for variant in variants:
@@ -339,7 +348,7 @@ def _cost_s(residents: Sequence[Resident]) -> float | None:
 
 def _least_bytes(bundle: Bundle, variant: str) -> int:
     """What a proof of this variant takes at the very least, before anything is known of it."""
-    return PROOF_BYTES + 2 * bundle.artefact(variant, BACKEND).path.stat().st_size
+    return PROOF_BYTES + _FILE_TIMES * bundle.artefact(variant, BACKEND).path.stat().st_size
 
 
 def _need_bytes(proofs: Sequence[Proof]) -> int:

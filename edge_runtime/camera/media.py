@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_runtime.camera.backoff import Backoff
+from edge_runtime.backoff import Backoff
 from edge_runtime.camera.pacing import nominal_interval_ns
 from edge_runtime.camera.source import Ledger, Pace, Picture, Session, SourceCamera
 from edge_runtime.clock import Clock, SystemClock

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from edge_runtime.camera.backoff import Backoff
+from edge_runtime.backoff import Backoff
 from edge_runtime.camera.pacing import Pacer, RateCap, Timeline
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError

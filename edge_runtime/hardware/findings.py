@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from edge_runtime.hardware.modules import Module, Unknown, module_power
 from edge_runtime.hardware.sysfs_power import MAX_RAIL_W
-from edge_runtime.hardware.sysfs_thermal import MAX_C, MIN_C
+from edge_runtime.hardware.sysfs_thermal import JUNCTION, MAX_C, MIN_C
 from edge_runtime.records.power import DeviceReading
 
 MAX_CLOCK_HZ = 5e9
 """More than any GPU of a module runs at."""
 
-_JUNCTION = re.compile(r"tj|(?:cpu|gpu|soc|cv|mcpu|bcpu|aux|ao|pll)[0-9]*")
 """Zones on the die; not tboard and tdiode (the board), pmic (a constant) or thermal (a mean)."""
 
 
@@ -67,7 +65,7 @@ class Findings:
         watts, reason = module_power(module, self.rails_w)
         if reason is not None:
             reasons["power"] = reason
-        junctions_c = [value for name, value in self.zones_c.items() if _JUNCTION.fullmatch(name)]
+        junctions_c = [value for name, value in self.zones_c.items() if JUNCTION.fullmatch(name)]
         tj_c = self.zones_c.get("tj", max(junctions_c, default=None))
         if tj_c is None:
             reasons["tj"] = "no zone on the die can be read"

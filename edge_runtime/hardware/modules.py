@@ -69,9 +69,17 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Which module this is cannot be told, and why."""
+    """Which module this is cannot be told, and why: so nobody knows what its power is the sum of."""
 
     reason: str
+
+    @property
+    def rails(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def quantum_w(self) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

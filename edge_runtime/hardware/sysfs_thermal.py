@@ -21,7 +21,7 @@ MIN_C = -40.0
 MAX_C = 150.0
 _LIMIT = 10**9  # millidegrees: of any number at all
 
-_JUNCTION = re.compile(r"tj|(cpu|gpu|soc|cv|mcpu|bcpu|aux|ao|pll)\d*")
+JUNCTION = re.compile(r"tj|(cpu|gpu|soc|cv|mcpu|bcpu|aux|ao|pll)\d*")
 """On the die. Not tboard, tdiode (the board) or pmic (a constant)."""
 _THROTTLES = re.compile(r"cpufreq|devfreq|balanced|throttle")
 _SUFFIX = re.compile(r"[-_](thermal|therm|tegra|die)$")
@@ -90,7 +90,7 @@ class HeatReader:
                 self.dropped[folder.name] = f"a second zone {name}"
                 continue
             temp = open_files.pop(folder / "temp", None) or SysfsFile(folder / "temp")
-            self.zones.append(Zone(name, _JUNCTION.fullmatch(name) is not None, temp, _trips(folder)))
+            self.zones.append(Zone(name, JUNCTION.fullmatch(name) is not None, temp, _trips(folder)))
         for folder in folders(self._thermal, "cooling_device"):
             name = self._type_of(folder)
             if name is not None and _THROTTLES.search(name):

@@ -114,11 +114,11 @@ class TegrastatsSource:
 
     @property
     def rails(self) -> tuple[str, ...]:
-        return self._module.rails if isinstance(self._module, Module) else ()
+        return self._module.rails
 
     @property
     def quantum_w(self) -> float | None:
-        return self._module.quantum_w if isinstance(self._module, Module) else None
+        return self._module.quantum_w
 
     @property
     def period_s(self) -> float:

@@ -142,14 +142,16 @@ class Desk:
 
     # --- lanes and workers
 
-    def next_work(self, *, claim: bool = True, run: bool = True, finished: Batch | None = None) -> Place | Batch | None:
-        """Wait for something to do: a Place to write, a Batch to run, or None when it is time to end.
+    def next_work(
+        self, *, lane: int = 0, claim: bool = True, run: bool = True, finished: Batch | None = None
+    ) -> Place | Batch | None:
+        """Wait for something to do: a Place to write, a Batch to run, or None when it is time for `lane` to end.
 
         What is returned must come back exactly once: a Place through `written`, a Batch through `done` or,
         saving a turn under M, as `finished` of the next call.
         """
         while True:
-            found = self._look(claim, run, wait=True, finished=finished)
+            found = self._look(claim, run, wait=True, finished=finished, lane=lane)
             finished = None
             if found is _Sign.END:
                 return None
@@ -162,7 +164,9 @@ class Desk:
             pass
         return None if isinstance(found, _Sign) else found
 
-    def _look(self, claim: bool, run: bool, *, wait: bool, finished: Batch | None = None) -> Place | Batch | _Sign:
+    def _look(
+        self, claim: bool, run: bool, *, wait: bool, finished: Batch | None = None, lane: int = 0
+    ) -> Place | Batch | _Sign:
         """One look at what there is to do; where there is nothing, wait once."""
         after: _After = []
         with self._monitor:
@@ -170,10 +174,15 @@ class Desk:
                 self._take_back(finished, after)
                 # an engine that is to be closed now must not wait for the next frame
                 wait = wait and not after
-            found = self._look_once(claim, run, wait, after)
+            found = self._leave() if lane >= self.lanes else self._look_once(claim, run, wait, after)
         if after:
             self._settle_after(after)
         return _Sign.AGAIN if found is _Sign.NOTHING and finished is not None else found
+
+    def _leave(self) -> _Sign:
+        """One lane less. What it was woken for is somebody else's now."""
+        self._wake()
+        return _Sign.END
 
     def _look_once(self, claim: bool, run: bool, wait: bool, after: _After) -> Place | Batch | _Sign:
         now_ns = self._clock_ns()
@@ -260,6 +269,17 @@ class Desk:
             held_ns = self._clock_ns() - start_ns
         self._settle_after(after)
         return held_ns
+
+    def set_lanes(self, lanes: int) -> None:
+        """From now on so many lanes work here; a lane beyond that ends when it has brought back what it has in hand.
+
+        More lanes than the current resident has only after it was exchanged for one that has them, and fewer before.
+        """
+        with self._monitor:
+            # below zero while more batches are open than the fewer lanes may have
+            self._credits += lanes - self.lanes
+            self.lanes = lanes
+            self._work.notify_all()
 
     def set_batch_timeout(self, batch_timeout_s: float) -> None:
         """From the next batch on, how long after its capture a frame may wait for company."""
@@ -361,7 +381,7 @@ class Desk:
         if self._stopping or resident is None or not self._ready:
             return None
         batch = self._open
-        if batch is None and (self._credits == 0 or not resident.free):
+        if batch is None and (self._credits <= 0 or not resident.free):
             return None
         while (entry := self._ready.take(len(self._mailboxes))) is not None:
             if not self._ledger.ticket(entry, resident.info.digest):

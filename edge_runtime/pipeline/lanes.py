@@ -27,6 +27,12 @@ class BusyClock:
         self._runs: list[tuple[int, int]] = [(0, 0)] * lanes  # ns in all, start of the run under way or 0
         self._since_ns = [0] * lanes
 
+    def grow(self, lanes: int) -> None:
+        """Make room for so many lanes; what was counted stays."""
+        missing = max(0, lanes - len(self._runs))
+        self._runs += [(0, 0)] * missing
+        self._since_ns += [0] * missing
+
     def start(self, lane: int, now_ns: int) -> None:
         self._runs[lane] = (self._runs[lane][0], now_ns)
 
@@ -62,7 +68,7 @@ class LaneLoop:
         """Work until the desk says it is time to end."""
         desk = self._desk
         batch: Batch | None = None
-        while (work := desk.next_work(finished=batch)) is not None:
+        while (work := desk.next_work(lane=self._index, finished=batch)) is not None:
             if isinstance(work, Place):
                 self._busy.occupied(self._index, work.t_claim_ns)
                 batch = write_place(desk, work, take=True)

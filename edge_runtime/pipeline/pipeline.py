@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from edge_runtime.camera.protocol import Camera
 from edge_runtime.engine.slot import EngineSlot, Resident
+from edge_runtime.errors import EngineError
 from edge_runtime.pipeline.desk import Desk
 from edge_runtime.pipeline.lanes import BusyClock, LaneLoop
 from edge_runtime.pipeline.ledger import Ledger, Stream
@@ -22,6 +23,8 @@ from edge_runtime.threads import ThreadGroup
 log = logging.getLogger(__name__)
 
 MODEL_DOWN_POLL_S = 0.5
+LANE_END_S = 15.0
+"""How long the run in hand of a lane that is to end may take."""
 
 ResultSink = Callable[[FrameResult], None]
 
@@ -34,6 +37,7 @@ class ModelPipe:
     desk: Desk
     busy: BusyClock
     timeout_ns: int
+    threads: dict[int, threading.Thread] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -103,6 +107,34 @@ class Pipeline:
             self._feeds[camera.name] = feed
         if self._started:
             self._start_capture(feed)
+
+    def set_lanes(self, name: str, lanes: int, within_s: float = LANE_END_S) -> None:
+        """Let a model work on so many lanes; see Desk.set_lanes for when. Fewer: they have ended when this returns.
+
+        Raises EngineError, and leaves it as it was, where one that is to end does not come back `within_s`.
+        """
+        model = self._models[name]
+        before = model.desk.lanes
+        model.busy.grow(lanes)
+        model.desk.set_lanes(lanes)
+        end = time.monotonic() + within_s
+        for index in range(lanes, before):
+            thread = model.threads.get(index)
+            if thread is None:
+                continue
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                model.desk.set_lanes(before)
+                self._start_lanes(model)
+                raise EngineError(
+                    f"lane {index} has a picture in hand and does not come back",
+                    code="lane_busy",
+                    where=name,
+                    remedy="try again, or restart the daemon",
+                    retryable=True,
+                )
+        if self._started:
+            self._start_lanes(model)
 
     def remove_camera(self, name: str) -> None:
         """Stop a camera; what waits is dropped as `removed`, what is claimed still finishes."""
@@ -199,8 +231,9 @@ class Pipeline:
 
     def _start_lanes(self, model: ModelPipe) -> None:
         for index in range(model.desk.lanes):
-            loop = LaneLoop(model.desk, self.ledger, model.busy, index)
-            self._lane_threads.spawn(f"lane-{model.name}-{index}", loop.run)
+            if index not in model.threads or not model.threads[index].is_alive():
+                loop = LaneLoop(model.desk, self.ledger, model.busy, index)
+                model.threads[index] = self._lane_threads.spawn(f"lane-{model.name}-{index}", loop.run)
 
     def _start_capture(self, feed: _Feed) -> None:
         self._capture_threads.spawn(f"cam-{feed.camera.name}", lambda: self._capture(feed))

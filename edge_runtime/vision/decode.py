@@ -39,7 +39,7 @@ _FAMILIES: Mapping[Layout, _Family] = {
     "nanodet": _Family(nanodet.classes, nanodet.NanodetDecoder),
     "yolov5": _Family(yolov5.classes, yolov5.Yolov5Decoder),
     "yolov8": _Family(yolov8.classes, yolov8.Yolov8Decoder),
-    "yolov10": _Family(yolov10.classes, yolov10.Yolov10Decoder),
+    "yolov10": _Family(yolov10.classes, yolov10.RowsDecoder),
     "rtdetr": _Family(rtdetr.classes, rtdetr.decoder),
     "rtdetr-topk": _Family(rtdetr_topk.classes, rtdetr_topk.RtdetrTopkDecoder),
     "efficientnms": _Family(efficientnms.classes, efficientnms.EfficientNmsDecoder),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import io
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_runtime.app.keeper import ModelKeeper
@@ -20,13 +23,18 @@ from edge_runtime.camera.av import decode_image
 from edge_runtime.camera.synthetic import SyntheticCamera
 from edge_runtime.clock import SystemClock
 from edge_runtime.config import parse_config
+from edge_runtime.engine.bundle import load_bundle
+from edge_runtime.engine.onnxrt import load_engine
+from edge_runtime.engine.probe import record_golden
 from edge_runtime.engine.slot import Resident
 from edge_runtime.errors import EdgeError, EngineError
 from edge_runtime.pipeline.pipeline import Pipeline
+from edge_runtime.prepare.png import encode_png
 from edge_runtime.records.commands import ReloadArgs, ReloadResult, VariantArgs
+from edge_runtime.records.frames import Pixels
 from tests.awaiting import wait_until
 from tests.engine import bad_models
-from tests.engine.graphs import classifier, write_bundle
+from tests.engine.graphs import SIDE, classifier, write_bundle
 
 PLENTY = 10_000 * MiB
 SCARCE = RESERVE_BYTES + 20 * MiB
@@ -39,6 +47,32 @@ def three_variants(root: Path, version: str = "1") -> Path:
     first, variant, rest = manifest.read_text(encoding="utf-8").partition("[[variant]]")
     manifest.write_text(first + "\n".join(variant + rest.replace("fp32", each, 1) for each in VARIANTS))
     return root
+
+
+def wrong_golden(root: Path, variant: str) -> None:
+    """Give a variant of the bundle a golden picture, and an answer to it that none of its models gives."""
+    picture = root / "golden" / "grey.png"
+    picture.parent.mkdir()
+    picture.write_bytes(encode_png(np.full((SIDE, SIDE, 3), 124, np.uint8)))
+    engine = load_engine(load_bundle(root), variant)
+    npz = dict(np.load(io.BytesIO(record_golden(engine, engine.open_lane(), [picture], read_image))))
+    engine.close()
+    npz["value/y"] = npz["value/y"] + 50
+    with (root / "golden" / "wrong.npz").open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **npz)
+    manifest = root / "bundle.toml"
+    text = manifest.read_text(encoding="utf-8")
+    before, name, after = text.partition(f'name = "{variant}"')
+    golden = 'golden = {inputs = "golden/*.png", outputs = "golden/wrong.npz", tolerance = 0.02}'
+    text = before + name + "\n" + golden + after
+    for path in (picture, root / "golden" / "wrong.npz"):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        text = text.replace("[files]\n", f'[files]\n"{path.relative_to(root).as_posix()}" = "{digest}"\n', 1)
+    manifest.write_text(text, encoding="utf-8")
+
+
+def read_image(path: Path) -> Pixels:
+    return decode_image(path.read_bytes())
 
 
 class Device:
@@ -57,7 +91,7 @@ class Device:
             self.pipeline,
             prove=prove,
             free_bytes=self._free_bytes,
-            read_image=lambda path: decode_image(path.read_bytes()),
+            read_image=read_image,
             cancel=self.loader.cancel,
         )
         self.keeper = ModelKeeper(
@@ -75,10 +109,10 @@ class Device:
         self.loader.start()
         wait_until(lambda: len(results) > 3, 10, "frames flow")
 
-    def config(self, model: str = "") -> Any:
+    def config(self, model: str = "", lanes: int = 1) -> Any:
         """The configuration with `model` in the first model's table; the second is there so that one may be down."""
         text = (
-            f'[device]\nstore = "store"\n[[model]]\nname = "m"\nlanes = 1\n{model or self.named("configured")}\n'
+            f'[device]\nstore = "store"\n[[model]]\nname = "m"\nlanes = {lanes}\n{model or self.named("configured")}\n'
             f'[[model]]\nname = "n"\nlanes = 1\nbundle = "second"\n'
             f'[[camera]]\nname = "c"\nurl = "synthetic:"\nmodel = ["m", "n"]\n'
         )
@@ -102,8 +136,8 @@ class Device:
         digest = self.shelf.add(source).digest
         return self.keeper.reload(ReloadArgs(model="m", bundle=digest, **options))
 
-    def sighup(self, model: str) -> list[str]:
-        return self.loader.call("SIGHUP", lambda: self.keeper.apply(self.config(model)))
+    def sighup(self, model: str, lanes: int = 1) -> list[str]:
+        return self.loader.call("SIGHUP", lambda: self.keeper.apply(self.config(model, lanes)))
 
     def stop(self) -> None:
         assert self.loader.stop(5.0) == []
@@ -235,3 +269,39 @@ def test_a_model_that_is_down_holds_no_memory_and_comes_up_with_a_reload(make: M
     assert done.notes == ["not on the ladder, since the bundle has none for onnxruntime: tiny"]
     again = device.reload(tmp_path / "other")
     assert (again.changed, again.persisted) == (False, True)
+
+
+def test_lanes_of_a_file_are_taken_over_whoever_chose_the_bundle(make: Make, tmp_path: Path) -> None:
+    device = make()
+    desk = device.pipeline.models["m"].desk
+    for lanes in (3, 1):
+        assert device.sighup(f"{device.named('configured')}\n", lanes=lanes) == []
+        assert (desk.lanes, [len(each.lanes) for each in device.ladder()]) == (lanes, [lanes])
+    other = three_variants(tmp_path / "other", "2")
+    device.reload(other, variant="middle")
+    assert device.sighup(device.named("configured"), lanes=2) == []
+    assert (desk.lanes, device.variants(), len(device.ladder()[0].lanes)) == (2, ["middle"], 2)
+    # where the new engines cannot be, the lanes stay with the old ones
+    device.free = SCARCE
+    (left,) = device.sighup(device.named("configured"), lanes=4)
+    assert "does not fit into memory" in left
+    (left,) = device.sighup(device.named("configured"), lanes=1)
+    assert "does not fit into memory" in left
+    assert (desk.lanes, len(device.ladder()[0].lanes)) == (2, 2)
+    device.free = PLENTY
+    assert device.sighup(device.named("configured"), lanes=1) == []
+    assert (desk.lanes, len(device.ladder()[0].lanes)) == (1, 1)
+
+
+def test_a_ladder_that_cannot_be_whole_costs_no_model(make: Make, tmp_path: Path) -> None:
+    """One of its engines answers otherwise than its golden pictures say: nobody can switch to it."""
+    wrong_golden(tmp_path / "configured", "small")
+    device = make('bundle = "configured"\nladder = ["middle", "small"]')
+    assert device.variants() == ["large", "middle"]
+    (alarm,) = device.keeper.alarms()
+    assert "small is not on its ladder" in alarm
+    with pytest.raises(EdgeError):
+        device.keeper.switch(VariantArgs(model="m", variant="small"))
+    assert device.variants() == ["large", "middle"]
+    device.keeper.switch(VariantArgs(model="m", variant="middle"))
+    assert device.variants()[0] == "middle"

@@ -65,7 +65,7 @@ class Device:
         return self.free_with_old_closed if down and self.free_with_old_closed is not None else self.free
 
     def target(self, restore: Callable[[], Sequence[Resident]] | None = None) -> Target:
-        return Target(self.config, self.pipe, 1, restore or self.load)
+        return Target(self.config, self.pipe, 2, 1, restore or self.load)
 
     def running(self) -> str | None:
         resident = self.pipe.desk.resident()

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.camera.backoff import Backoff
+from edge_runtime.backoff import Backoff
 from edge_runtime.camera.media import AvCamera, open_images, probe
 from edge_runtime.camera.synthetic import SyntheticPixels, read_number
 from edge_runtime.errors import CameraError

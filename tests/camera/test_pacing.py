@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.camera.backoff import Backoff
+from edge_runtime.backoff import Backoff
 from edge_runtime.camera.pacing import JUMP_NS, Pacer, RateCap, Timeline, nominal_interval_ns
 from edge_runtime.source_url import redact_text
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.engine.slot import EngineSlot, Resident
+from edge_runtime.errors import EngineError
 from edge_runtime.pipeline.batch import Batch, Place
 from edge_runtime.pipeline.desk import Desk
 from edge_runtime.pipeline.lanes import BusyClock, run_batch, write_place
@@ -453,3 +454,50 @@ def test_any_schedule_with_real_threads(
     for engine in engines:
         assert engine.errors == []
         assert engine.closed
+
+
+def test_lanes_come_and_go_under_cameras() -> None:
+    """As the keeper does it: fewer before the exchange, more after the old engine is closed. No frame is lost."""
+    rig = Rig()
+    engines = [FakeEngine("sha256:0", call_cost_s=0.002)]
+    residents = [make_resident(engines[0], lanes=2)]
+    model = rig.pipeline.add_model("m", residents[0], lanes=2)
+    for name in ("a", "b", "c"):
+        rig.pipeline.add_camera(ScriptedCamera(name, range(100_000)), ["m"], full_pace=True)
+    rig.pipeline.start()
+    for lanes in (1, 4, 2, 3, 1, 2):
+        count = len(rig.results["a", "m"])
+        engines.append(FakeEngine(f"sha256:{len(engines)}", call_cost_s=0.002))
+        new = make_resident(engines[-1], lanes=lanes)
+        if lanes < model.desk.lanes:
+            rig.pipeline.set_lanes("m", lanes)
+        model.desk.exchange(new)
+        assert residents[-1].closed.wait(5)
+        if lanes > model.desk.lanes:
+            rig.pipeline.set_lanes("m", lanes)
+        residents.append(new)
+        alive = [thread.name for thread in threading.enumerate() if thread.name.startswith("lane-m-")]
+        assert sorted(alive) == [f"lane-m-{index}" for index in range(lanes)]
+        wait_until(lambda seen=count: len(rig.results["a", "m"]) > seen + 20)  # type: ignore[misc]
+        wait_until(lambda engine=engines[-1], wanted=lanes: engine.most_at_once == wanted)  # type: ignore[misc]
+    assert rig.finish() == []
+    assert all(engine.errors == [] for engine in engines)
+    assert rig.pipeline.ledger.totals("m").failed == 0
+
+
+def test_a_lane_that_does_not_come_back_stays() -> None:
+    rig = Rig()
+    gate = threading.Event()
+    pixels = [FakePixels(0, gate.wait), FakePixels(1, gate.wait)]  # type: ignore[arg-type]
+    model = rig.pipeline.add_model("m", make_resident(FakeEngine(), lanes=2), lanes=2)
+    for index, each in enumerate(pixels):
+        rig.pipeline.add_camera(ScriptedCamera(f"c{index}", [each]), ["m"])
+    rig.pipeline.start()
+    wait_until(lambda: rig.pipeline.ledger.in_flight() == 2 and model.desk.unclaimed_ns() == 0)
+    with pytest.raises(EngineError) as caught:
+        rig.pipeline.set_lanes("m", 1, within_s=0.1)
+    assert (caught.value.code, model.desk.lanes) == ("lane_busy", 2)
+    gate.set()
+    wait_until(lambda: rig.pipeline.ledger.in_flight() == 0)
+    rig.pipeline.set_lanes("m", 1)
+    assert rig.finish() == []

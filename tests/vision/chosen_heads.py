@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,11 +35,11 @@ class _Rows(Head):
     def _places(self) -> Mapping[str, tuple[int, ...]]:
         return {"output0": (self.rows, 6)}
 
-    def written(self, box: Box) -> Box:
-        raise NotImplementedError
+    @abstractmethod
+    def written(self, box: Box) -> Box: ...
 
-    def some_rows(self, random: Random) -> NDArray[np.float64]:
-        raise NotImplementedError
+    @abstractmethod
+    def some_rows(self, random: Random) -> NDArray[np.float64]: ...
 
     def plant(self, box: Box, score: float, class_id: int, index: int = 0) -> None:
         self.outputs["output0"][index, self.next_row(index)] = (*self.written(box), score, class_id)

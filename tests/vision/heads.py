@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -36,7 +37,7 @@ def assert_same(a: Detections, b: Detections) -> None:
     assert (a.cut, a.invalid) == (b.cut, b.invalid)
 
 
-class Head:
+class Head(ABC):
     """Outputs of one layout for a batch, all places empty at first."""
 
     layout: ClassVar[Layout]
@@ -89,31 +90,31 @@ class Head:
     def _dtype(self, name: str) -> type[np.generic]:
         return np.float32
 
-    def _places(self) -> Mapping[str, tuple[int, ...]]:
-        raise NotImplementedError
+    @abstractmethod
+    def _places(self) -> Mapping[str, tuple[int, ...]]: ...
 
+    @abstractmethod
     def plant(self, box: Box, score: float, class_id: int, index: int = 0) -> None:
         """Encode a box (model px) the way a model of this layout says it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def spoil_box(self, value: float) -> None:
         """Overwrite one number of the box planted last: its width or right side."""
-        raise NotImplementedError
 
+    @abstractmethod
     def spoil_score(self, value: float) -> None:
         """Overwrite a score where nothing was planted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def noise(self, seed: int, index: int = 0, *, hostile: bool = False) -> None:
         """Plausible numbers everywhere: some dozens of candidates, overlapping; `hostile`: and some of HOSTILE.
 
         The layouts that are decoded by the model get numbers that float32 computes with exactly.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def reference(self, index: int = 0) -> list[references.Candidate]:
         """Candidates in model px by the slow reference."""
-        raise NotImplementedError
 
     def some_boxes(self, random: Random, count: int) -> NDArray[np.float64]:
         """[count, 4] centre and size in whole px, the sizes even: all corners are whole px."""

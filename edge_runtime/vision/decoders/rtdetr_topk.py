@@ -7,25 +7,14 @@ has to say which. `nms_iou` does not apply.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from edge_runtime.records.frames import Detections, Float32Array, Transform
+from edge_runtime.records.frames import Float32Array
 from edge_runtime.records.spec import InputSpec, OutputSpec
-from edge_runtime.vision.decoders import common
+from edge_runtime.vision.decoders import common, yolov10
 
-COLUMNS = 6
-
-
-def classes(shapes: common.Shapes, width: int, height: int) -> None:
-    """Any number of classes: the shape does not say. Raises LayoutMisfit when it is not this one."""
-    _, shape = common.only_output(shapes)
-    if len(shape) != 3 or shape[1] < 1 or shape[2] != COLUMNS:
-        raise common.LayoutMisfit(f"its output is [1, boxes, 6], and the model's is {list(shape)}")
-    common.refuse_grid(shape, width, height)
+COLUMNS = yolov10.COLUMNS
+classes = yolov10.classes
 
 
 def size_of(spec: InputSpec) -> Float32Array:
@@ -33,29 +22,13 @@ def size_of(spec: InputSpec) -> Float32Array:
     return np.array((spec.width, spec.height) * 2, dtype=np.float32)
 
 
-class RtdetrTopkDecoder:
+class RtdetrTopkDecoder(yolov10.RowsDecoder):
     """Decodes one place of a batch. Holds only constants: safe from several threads at once."""
 
     def __init__(self, output: OutputSpec, spec: InputSpec, shapes: common.Shapes) -> None:
-        self._name, shape = common.only_output(shapes)
-        self._shape = shape[1:]
+        super().__init__(output, spec, shapes)
         self._size = size_of(spec)
-        self._classes = len(output.labels)
-        self._threshold = np.float32(output.score_threshold)
-        self._max_detections = output.max_detections
 
-    def __call__(self, outputs: Mapping[str, NDArray[Any]], index: int, transform: Transform) -> Detections:
-        rows = common.place(outputs, self._name, index, self._shape)
-        with np.errstate(over="ignore", invalid="ignore"):
-            picked, scores, class_ids, invalid = common.labelled_candidates(
-                rows[:, 4], rows[:, 5], self._threshold, self._classes
-            )
-            return common.detections(
-                transform,
-                common.corners(rows[picked, 0:4].astype(np.float32, copy=False) * self._size),
-                scores,
-                class_ids,
-                nms_iou=None,
-                max_detections=self._max_detections,
-                invalid=invalid,
-            )
+    def boxes(self, columns: Float32Array) -> Float32Array:
+        """Centre and size, in shares of the input."""
+        return common.corners(columns * self._size)

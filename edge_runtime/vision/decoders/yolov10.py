@@ -12,23 +12,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.records.frames import Detections, Transform
+from edge_runtime.records.frames import Detections, Float32Array, Transform
 from edge_runtime.records.spec import InputSpec, OutputSpec
 from edge_runtime.vision.decoders import common
 
-_COLUMNS = 6
+COLUMNS = 6
 
 
 def classes(shapes: common.Shapes, width: int, height: int) -> None:
     """Any number of classes: the shape does not say. Raises LayoutMisfit when it is not YOLOv10's."""
     _, shape = common.only_output(shapes)
-    if len(shape) != 3 or shape[1] < 1 or shape[2] != _COLUMNS:
+    if len(shape) != 3 or shape[1] < 1 or shape[2] != COLUMNS:
         raise common.LayoutMisfit(f"its output is [1, boxes, 6], and the model's is {list(shape)}")
     common.refuse_grid(shape, width, height)
 
 
-class Yolov10Decoder:
-    """Decodes one place of a batch. Holds only constants: safe from several threads at once."""
+class RowsDecoder:
+    """Decodes one place of a batch. Holds only constants: safe from several threads at once.
+
+    A layout of such rows says in `boxes` how its first four columns ([n, 4] float32) become corners in model px.
+    """
 
     def __init__(self, output: OutputSpec, spec: InputSpec, shapes: common.Shapes) -> None:  # noqa: ARG002
         self._name, shape = common.only_output(shapes)
@@ -45,10 +48,14 @@ class Yolov10Decoder:
             )
             return common.detections(
                 transform,
-                rows[picked, 0:4].astype(np.float32, copy=False),
+                self.boxes(rows[picked, 0:4].astype(np.float32, copy=False)),
                 scores,
                 class_ids,
                 nms_iou=None,
                 max_detections=self._max_detections,
                 invalid=invalid,
             )
+
+    def boxes(self, columns: Float32Array) -> Float32Array:
+        """These are corners already."""
+        return columns

@@ -1,4 +1,4 @@
-"""How long to wait before a source is opened again."""
+"""How long to wait before something that was lost is tried again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _NS_PER_S = 1_000_000_000
 
 
 class Backoff:
-    """Exponential back-off with full jitter: each delay is uniform between 0 and a limit that doubles.
+    """Exponential back-off: each delay is up to a limit that doubles from `base_s` to `limit_s`.
 
-    The first retry is jittered too, so that cameras lost together do not come back together. The limit
-    falls back to `base_s` only after the source was up for `stable_s`: one that opens and dies at once
-    keeps its long delays.
+    With full jitter (the default) a delay is uniform between 0 and the limit, the first one too, so that what was
+    lost together does not come back together; without, it is the limit. The limit falls back to `base_s` only
+    after the source was up for `stable_s`: one that opens and dies at once keeps its long delays.
     """
 
     def __init__(
@@ -23,12 +23,14 @@ class Backoff:
         base_s: float = 0.5,
         limit_s: float = 30.0,
         stable_s: float = 60.0,
+        jitter: bool = True,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._base_s = base_s
         self._limit_s = limit_s
         self._stable_ns = round(stable_s * _NS_PER_S)
+        self._jitter = jitter
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._failures = 0
@@ -47,4 +49,4 @@ class Backoff:
         # The exponent is bounded: after a month of failures 2.0**n would overflow.
         limit_s = min(self._limit_s, self._base_s * 2.0 ** min(self._failures, 30))
         self._failures += 1
-        return self._rng.uniform(0.0, limit_s)
+        return self._rng.uniform(0.0, limit_s) if self._jitter else limit_s
