@@ -31,6 +31,7 @@ PLANTED = {
     "onnx beside its door": ("engine/planted.py", "import onnx", "onnx, onnxslim"),
     "tomlkit beside its door": ("engine/planted.py", "import tomlkit", "tomlkit"),
     "cv2 beside its door": ("camera/planted.py", "import cv2", "cv2"),
+    "xxhash beside its door": ("pipeline/planted.py", "import xxhash", "xxhash"),
 }
 
 OPTIONAL = [

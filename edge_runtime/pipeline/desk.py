@@ -16,9 +16,10 @@ from enum import Enum, auto
 
 from edge_runtime.engine.slot import EngineSlot, Resident
 from edge_runtime.pipeline.batch import Batch, Place, PlaceState
+from edge_runtime.pipeline.lateness import Lateness
 from edge_runtime.pipeline.ledger import Entry, Ledger, Stream
 from edge_runtime.pipeline.mailbox import Mailbox, ReadyQueue
-from edge_runtime.records.frames import Transform
+from edge_runtime.records.frames import FrameResult, Transform
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,9 @@ class Desk:
         self._mailboxes: list[Mailbox] = []
         self._ready = ReadyQueue()
         self._open: Batch | None = None
+        self._limit: int | None = None
+        self._open_limit = 1
+        self._lateness = Lateness()
         self._closed: deque[Batch] = deque()
         self._credits = lanes + 1
         self._running = 0
@@ -203,9 +207,17 @@ class Desk:
         return _Sign.NOTHING
 
     def written(
-        self, place: Place, transform: Transform | None, reason: str = "preprocess", *, take: bool = False
+        self,
+        place: Place,
+        transform: Transform | None,
+        reason: str = "preprocess",
+        *,
+        take: bool = False,
+        answer: FrameResult | None = None,
     ) -> Batch | None:
         """The writer left the buffer. `transform` None: it failed for `reason`, the place is void.
+
+        `answer`: its result is known already; the frame is done, and its place leaves the batch.
 
         With `take`, a writer that is a lane gets the batch to run at once, where it was the last one it waited for.
         """
@@ -217,12 +229,16 @@ class Desk:
             if place.state is PlaceState.WRITING:
                 batch.writing -= 1
                 place.t_written_ns = self._clock_ns()
-                if transform is not None:
+                if answer is not None:
+                    self._answer(place, answer, after)
+                elif transform is not None:
                     place.transform = transform
                     place.state = PlaceState.READY
                 else:
                     self._void(place, reason, after)
-                if batch.closed and batch.writing == 0 and not self._settle(batch, after):
+                if batch is self._open and batch.taken == 0:
+                    self._close(batch, place.t_written_ns, after)  # nobody is in it that could wait for others
+                elif batch.closed and batch.writing == 0 and not self._settle(batch, after):
                     if take:
                         self._closed.remove(batch)
                         self._running += 1
@@ -256,19 +272,29 @@ class Desk:
         after: _After = []
         with self._monitor:
             start_ns = self._clock_ns()
-            if self._open is not None:
-                self._close(self._open, start_ns, after)
-            after.extend(self._slot.exchange(resident, reason, others))
-            if resident is not None:
-                self._announce(resident)
-                for mailbox in self._mailboxes:
-                    mailbox.space.notify_all()
-            else:
-                self._drop_all("model_down")
-            self._work.notify_all()
+            self._exchange(resident, reason, others, after)
             held_ns = self._clock_ns() - start_ns
         self._settle_after(after)
         return held_ns
+
+    def choose(self, variant: str) -> bool:
+        """Make the ladder's `variant` of the bundle that runs current, and keep all others on the ladder.
+
+        False, and nothing done, where the model is down or the ladder has no such variant.
+        """
+        after: _After = []
+        with self._monitor:
+            current, ladder = self._slot.current, self._slot.ladder
+            if current is None:
+                return False
+            info = current.info
+            found = [each for each in ladder if (each.info.variant, each.info.bundle) == (variant, info.bundle)]
+            if not found:
+                return False
+            if variant != info.variant:
+                self._exchange(found[0], None, [each for each in ladder if each is not found[0]], after)
+        self._settle_after(after)
+        return True
 
     def set_lanes(self, lanes: int) -> None:
         """From now on so many lanes work here; a lane beyond that ends when it has brought back what it has in hand.
@@ -285,6 +311,17 @@ class Desk:
         """From the next batch on, how long after its capture a frame may wait for company."""
         with self._monitor:
             self._timeout_ns = int(batch_timeout_s * 1e9)
+
+    def set_latency_limit(self, limit_s: float | None) -> None:
+        """From now on, a live or paced frame whose result would come later after its capture is dropped as `overload`
+        when it is its turn, and the next one is taken; None: none is."""
+        with self._monitor:
+            self._lateness.allow(limit_s)
+
+    def set_batch_limit(self, limit: int) -> None:
+        """From the next batch on, at most so many frames in one, at least 1; see `fitting` for what comes of it."""
+        with self._monitor:
+            self._limit = max(1, limit)
 
     def stop(self) -> None:
         """Nothing is claimed any more; what waits is dropped as `stopping`; batches in hand are finished."""
@@ -338,6 +375,20 @@ class Desk:
 
     # --- under M
 
+    def _exchange(
+        self, resident: Resident | None, reason: str | None, others: Sequence[Resident], after: _After
+    ) -> None:
+        if self._open is not None:
+            self._close(self._open, self._clock_ns(), after)
+        after.extend(self._slot.exchange(resident, reason, others))
+        if resident is not None:
+            self._announce(resident)
+            for mailbox in self._mailboxes:
+                mailbox.space.notify_all()
+        else:
+            self._drop_all("model_down")
+        self._work.notify_all()
+
     def _announce(self, resident: Resident) -> None:
         info = resident.info
         self._ledger.set_engine(self.model, info.digest, info.variant, info.backend)
@@ -384,6 +435,10 @@ class Desk:
         if batch is None and (self._credits <= 0 or not resident.free):
             return None
         while (entry := self._ready.take(len(self._mailboxes))) is not None:
+            if self._lateness.too_late(entry, now_ns):
+                self._ledger.drop(entry, "overload")
+                self._t_moved_ns = now_ns
+                continue
             if not self._ledger.ticket(entry, resident.info.digest):
                 continue  # it timed out while it waited
             if batch is None:
@@ -393,16 +448,14 @@ class Desk:
                 # no frame waits for company beyond its deadline; where load made it late already,
                 # those that wait join at once and the batch goes as soon as none is left
                 batch.deadline_ns = entry.frame.t_capture_ns + self._timeout_ns
-                if leased.places > 1:
+                self._open_limit = leased.places if self._limit is None else fitting(self._limit, leased)
+                if self._open_limit > 1:
                     self._wake()  # an idle lane began to wait before there was this deadline
             else:
                 batch.deadline_ns = min(batch.deadline_ns, entry.frame.t_capture_ns + self._timeout_ns)
             self._t_moved_ns = now_ns
-            place = Place(batch, len(batch.places), entry, now_ns)
-            batch.places.append(place)
-            batch.writers += 1
-            batch.writing += 1
-            if len(batch.places) == resident.places:
+            place = batch.add(entry, now_ns)
+            if batch.taken >= self._open_limit:
                 self._open = None
                 batch.closed = True
                 batch.t_closed_ns = now_ns
@@ -424,8 +477,15 @@ class Desk:
         if self._ledger.fail(place.entry, reason):
             after.append(place.entry.stream)
 
+    def _answer(self, place: Place, answer: FrameResult, after: _After) -> None:
+        place.state = PlaceState.CACHED
+        place.batch.vacant.append(place.index)
+        answer.timings.t_written_ns = place.t_written_ns
+        if self._ledger.resolve(place.entry, answer):
+            after.append(place.entry.stream)
+
     def _settle(self, batch: Batch, after: _After) -> bool:
-        """All its places are decided: where all are void, it is done without a run (True)."""
+        """All its places are decided: where none is left to run, it is done without a run (True)."""
         for place in batch.places:
             if place.state is PlaceState.READY:
                 return False
@@ -435,6 +495,7 @@ class Desk:
 
     def _take_back(self, batch: Batch, after: _After) -> None:
         self._running -= 1
+        self._lateness.took(self._clock_ns() - batch.places[0].t_claim_ns)
         self._finish(batch, after)
         if self._split:
             self._wake()
@@ -482,6 +543,14 @@ class Desk:
     def _worth_waiting(self, now_ns: int, deadline_ns: int) -> bool:
         """Whether some camera is likely to bring another frame by the deadline."""
         return any(mailbox.expects_before(now_ns, deadline_ns) for mailbox in self._mailboxes)
+
+
+def fitting(limit: int, resident: Resident) -> int:
+    """The most frames that a batch may have under `limit`: a size that the engine runs without padding, where there is
+    one below it."""
+    if limit >= resident.places:
+        return resident.places
+    return max((size for size in resident.sizes if size <= limit), default=limit)
 
 
 class _Sign(Enum):

@@ -9,9 +9,10 @@ import time
 from edge_runtime.engine.protocol import Lane
 from edge_runtime.errors import EdgeError
 from edge_runtime.pipeline.batch import Batch, Place, PlaceState
+from edge_runtime.pipeline.cache import AnswerCache
 from edge_runtime.pipeline.desk import Desk
 from edge_runtime.pipeline.ledger import Ledger
-from edge_runtime.records.frames import Detections, FrameResult, Output, Timings
+from edge_runtime.records.frames import Detections, FrameResult, Output, Timings, Transform
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +59,11 @@ class BusyClock:
 class LaneLoop:
     """The loop of one CPU lane thread of a model."""
 
-    def __init__(self, desk: Desk, ledger: Ledger, busy: BusyClock, index: int) -> None:
+    def __init__(self, desk: Desk, ledger: Ledger, busy: BusyClock, cache: AnswerCache, index: int) -> None:
         self._desk = desk
         self._ledger = ledger
         self._busy = busy
+        self._cache = cache
         self._index = index
 
     def run(self) -> None:
@@ -71,7 +73,7 @@ class LaneLoop:
         while (work := desk.next_work(lane=self._index, finished=batch)) is not None:
             if isinstance(work, Place):
                 self._busy.occupied(self._index, work.t_claim_ns)
-                batch = write_place(desk, work, take=True)
+                batch = write_place(desk, work, self._ledger, self._cache, take=True)
             else:
                 batch = work
             if batch is not None:
@@ -85,22 +87,40 @@ class LaneLoop:
             self._busy.occupied(self._index, 0)
 
 
-def write_place(desk: Desk, place: Place, *, take: bool = False) -> Batch | None:
-    """Preprocess a claimed frame straight into its place; the place always goes back to the desk.
+def write_place(desk: Desk, place: Place, ledger: Ledger, cache: AnswerCache, *, take: bool = False) -> Batch | None:
+    """Preprocess a claimed frame straight into its place, and see whether its answer is known already; the place
+    always goes back to the desk.
 
     With `take`, returns the batch to run where this place was the last it waited for.
     """
-    transform = None
+    transform = answer = None
     frame = place.entry.frame
     batch = place.batch
     try:
         transform = frame.pixels.write_into(batch.buffer.array[place.index], batch.resident.info.input)
+        answer = _known_answer(desk.model, place, transform, ledger, cache)
     except Exception as error:  # noqa: BLE001  one camera's picture must not cost the model its lane
         _complain("camera %s, frame %d: preprocessing failed: %s", frame.camera, frame.frame_id, error)
     except BaseException:  # this thread ends, but its place goes back
         desk.written(place, None)
         raise
-    return desk.written(place, transform, take=take)
+    return desk.written(place, transform, take=take, answer=answer)
+
+
+def _known_answer(
+    model: str, place: Place, transform: Transform, ledger: Ledger, cache: AnswerCache
+) -> FrameResult | None:
+    """The result of a frame that need not be inferred; else the place gets a memo for the answer to come."""
+    resident, entry = place.batch.resident, place.entry
+    picture = place.batch.buffer.array[place.index]
+    look = cache.look(entry.stream, entry.frame.t_capture_ns, picture, transform, resident)
+    if look is None:
+        return None
+    ledger.looked_up(model, resident.info.digest, look.outcome)
+    place.memo = look.memo
+    if look.output is None:
+        return None
+    return _result(model, place, transform, look.output, Timings(place.t_claim_ns), cached=True)
 
 
 def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, busy: BusyClock) -> None:
@@ -115,10 +135,11 @@ def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, 
         outputs = lane.collect()
     except Exception as error:  # noqa: BLE001  whatever it raises, these frames end here, the lane goes on
         _complain("model %s, engine %s: a batch of %d failed: %s", model, info.variant, len(batch.places), error)
-        for place in batch.places:
+        failed = [place for place in batch.places if place.state is PlaceState.READY]
+        for place in failed:
             ledger.fail(place.entry, "engine")
             ledger.deliver(place.entry.stream)
-        resident.tally.failed(index, len(batch.places))
+        resident.tally.failed(index, len(failed))
         return
     finally:
         t_inferred_ns = time.monotonic_ns()
@@ -126,7 +147,7 @@ def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, 
         resident.tally.began(index, 0)
     ready = sum(place.state is PlaceState.READY for place in batch.places)
     ledger.ran(model, info.digest, ready, t_inferred_ns - t_run_ns)
-    sick = failed = 0
+    sick = misread = 0
     for place in batch.places:
         if place.state is not PlaceState.READY:
             continue
@@ -138,28 +159,38 @@ def run_batch(batch: Batch, lane: Lane, index: int, model: str, ledger: Ledger, 
         except Exception as error:  # noqa: BLE001  as above
             _complain("camera %s, model %s: postprocessing failed: %s", frame.camera, model, error)
             ledger.fail(entry, "postprocess")
-            failed += 1
+            misread += 1
         else:
-            sick += is_sick(output)
+            unusable = is_sick(output)
+            sick += unusable
             timings = Timings(place.t_claim_ns, place.t_written_ns, t_run_ns, t_inferred_ns)
-            result = FrameResult(
-                camera=frame.camera,
-                model=model,
-                frame_id=frame.frame_id,
-                t_capture_ns=frame.t_capture_ns,
-                width=place.transform.src_width,
-                height=place.transform.src_height,
-                engine=info.digest,
-                variant=info.variant,
-                labels=info.output.labels,
-                output=output,
-                timings=timings,
-            )
-            ledger.resolve(entry, result)
+            resolved = ledger.resolve(entry, _result(model, place, place.transform, output, timings))
+            if resolved and place.memo is not None and not unusable:
+                place.memo.keep(output)
         ledger.deliver(entry.stream)
-    resident.tally.ran(index, ready - failed, sick)
-    if failed:
-        resident.tally.failed(index, failed)
+    resident.tally.ran(index, ready - misread, sick)
+    if misread:
+        resident.tally.failed(index, misread)
+
+
+def _result(
+    model: str, place: Place, transform: Transform, output: Output, timings: Timings, *, cached: bool = False
+) -> FrameResult:
+    frame, info = place.entry.frame, place.batch.resident.info
+    return FrameResult(
+        camera=frame.camera,
+        model=model,
+        frame_id=frame.frame_id,
+        t_capture_ns=frame.t_capture_ns,
+        width=transform.src_width,
+        height=transform.src_height,
+        engine=info.digest,
+        variant=info.variant,
+        labels=info.output.labels,
+        output=output,
+        timings=timings,
+        cached=cached,
+    )
 
 
 def is_sick(output: Output) -> bool:

@@ -16,10 +16,17 @@ from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 
-from edge_runtime.records.activity import Counters, EngineCounters, LedgerCut, Samples, StreamCut
+from edge_runtime.records.activity import CacheOutcome, Counters, EngineCounters, LedgerCut, Samples, StreamCut
 from edge_runtime.records.frames import Frame, FrameResult
 
 log = logging.getLogger(__name__)
+
+
+RECENT = 4096
+"""Latencies kept per model until `latencies_since` takes them: four seconds at a thousand frames a second."""
+
+_Recent = deque[tuple[int, int]]
+"""(monotonic time of the result, latency) of completed frames, ns."""
 
 
 class State(IntEnum):
@@ -36,10 +43,12 @@ class Stream:
 
     __slots__ = (
         "camera", "counters", "draining", "entries", "failures", "fed", "gap_ns", "latency", "model", "next_release",
-        "next_ticket", "outbox", "patient", "pending", "removed", "sink", "t_result_ns",
+        "next_ticket", "outbox", "patient", "pending", "recent", "removed", "sink", "t_result_ns",
     )  # fmt: skip
 
-    def __init__(self, camera: str, model: str, sink: Callable[[FrameResult], None], patient: bool) -> None:
+    def __init__(
+        self, camera: str, model: str, sink: Callable[[FrameResult], None], patient: bool, recent: _Recent
+    ) -> None:
         self.camera = camera
         self.model = model
         self.sink = sink
@@ -57,6 +66,7 @@ class Stream:
         self.t_result_ns = 0
         self.gap_ns = 0  # the longest time between two results since `Ledger.begin_gaps`
         self.fed = False  # whether a frame was captured since then
+        self.recent = recent  # its model's, shared with the model's other streams
 
 
 class Entry:
@@ -86,6 +96,8 @@ class Ledger:
         self._current: dict[str, str] = {}
         self._labels: dict[str, tuple[str, str]] = {}
         self._past: dict[str, Counters] = {}
+        self._recent: dict[str, _Recent] = {}
+        self._ran: dict[str, tuple[int, int]] = {}
         self._window = 0
 
     # --- streams and engines
@@ -97,8 +109,8 @@ class Ledger:
 
         `patient`: its source waits for its frames, so the time-out of a frame begins when it is claimed.
         """
-        stream = Stream(camera, model, sink, patient)
         with self._lock:
+            stream = Stream(camera, model, sink, patient, self._recent.setdefault(model, deque(maxlen=RECENT)))
             self._streams.append(stream)
         return stream
 
@@ -241,6 +253,13 @@ class Ledger:
             counters.batches += 1
             counters.places += places
             counters.inference.add(inference_ns)
+            batches, frames = self._ran.get(model, (0, 0))
+            self._ran[model] = batches + 1, frames + places
+
+    def looked_up(self, model: str, engine: str, outcome: CacheOutcome) -> None:
+        """A model's cache was asked, or not, for a frame that `engine` would run."""
+        with self._lock:
+            self._engine(model, engine).cache.count(outcome)
 
     # --- looking
 
@@ -274,6 +293,24 @@ class Ledger:
                 if stream.model == model:
                     total.add(stream.counters)
             return total
+
+    def ran_in_all(self, model: str) -> tuple[int, int]:
+        """(batches, frames in them) that a model ran since the start."""
+        with self._lock:
+            return self._ran.get(model, (0, 0))
+
+    def latencies_since(self, model: str, t_ns: int) -> list[int]:
+        """Capture to result in ns, of a model's frames that completed after that monotonic time; the newest RECENT.
+
+        For one reader: what was returned, or is older than `t_ns`, is forgotten.
+        """
+        with self._lock:
+            recent = self._recent.get(model)
+            if not recent:
+                return []
+            latencies_ns = [latency_ns for t_result_ns, latency_ns in recent if t_result_ns > t_ns]
+            recent.clear()
+            return latencies_ns
 
     def begin_gaps(self, model: str) -> None:
         """Measure the longest gap between two results of each of a model's cameras anew. For one caller at a time."""
@@ -371,9 +408,14 @@ class Ledger:
                 if stream.t_result_ns:
                     stream.gap_ns = max(stream.gap_ns, result.timings.t_result_ns - stream.t_result_ns)
                 stream.t_result_ns = result.timings.t_result_ns
-                stream.counters.completed += 1
-                stream.latency.add(latency_ns)
                 engine = self._end(entry)
-                engine.counters.completed += 1
-                engine.latency.add(latency_ns)
+                if result.cached:
+                    stream.counters.cached += 1
+                    engine.counters.cached += 1
+                else:
+                    stream.counters.completed += 1
+                    stream.latency.add(latency_ns)
+                    stream.recent.append((stream.t_result_ns, latency_ns))
+                    engine.counters.completed += 1
+                    engine.latency.add(latency_ns)
                 stream.outbox.append(result)

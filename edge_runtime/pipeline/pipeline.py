@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from edge_runtime.camera.protocol import Camera
 from edge_runtime.engine.slot import EngineSlot, Resident
 from edge_runtime.errors import EngineError
+from edge_runtime.pipeline.cache import AnswerCache
 from edge_runtime.pipeline.desk import Desk
 from edge_runtime.pipeline.lanes import BusyClock, LaneLoop
 from edge_runtime.pipeline.ledger import Ledger, Stream
 from edge_runtime.pipeline.mailbox import Mailbox
-from edge_runtime.records.activity import LedgerCut
+from edge_runtime.records.activity import CacheMode, LedgerCut
 from edge_runtime.records.cameras import CameraView
 from edge_runtime.records.frames import FrameResult
 from edge_runtime.threads import ThreadGroup
@@ -37,7 +38,19 @@ class ModelPipe:
     desk: Desk
     busy: BusyClock
     timeout_ns: int
+    cache: AnswerCache
     threads: dict[int, threading.Thread] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a model has done since the start. `variant`: what new batches run on, None: down. `busy_ns`: inference, over
+    its lanes, runs under way included; `batches` and `frames`: runs that ended, and frames in them."""
+
+    variant: str | None
+    busy_ns: int
+    batches: int
+    frames: int
 
 
 @dataclass(slots=True)
@@ -77,10 +90,13 @@ class Pipeline:
         timeout_s: float = 10.0,
         down_reason: str | None = None,
         others: Sequence[Resident] = (),
+        cache: CacheMode = "off",
+        cache_max_age_s: float = 10.0,
     ) -> ModelPipe:
         """A model, up with `resident` (and `others` on its ladder) or down for `down_reason`.
 
         A frame without a result `timeout_s` after its capture is failed; a writer gets as long as that, too.
+        `cache`: when an earlier answer is given again in place of a run, for `cache_max_age_s` at the most.
         """
         desk = Desk(
             name,
@@ -90,7 +106,7 @@ class Pipeline:
             batch_timeout_s=batch_timeout_s,
             grace_s=min(1.0, timeout_s),
         )
-        model = ModelPipe(name, desk, BusyClock(lanes), int(timeout_s * 1e9))
+        model = ModelPipe(name, desk, BusyClock(lanes), int(timeout_s * 1e9), AnswerCache(cache, cache_max_age_s))
         self._models[name] = model
         if self._started:
             self._start_lanes(model)
@@ -144,6 +160,7 @@ class Pipeline:
         for desk, mailbox, stream in feed.targets:
             desk.detach(mailbox)
             self.ledger.remove_stream(stream)
+            self._models[desk.model].cache.forget(stream)
 
     def start(self) -> None:
         self._started = True
@@ -216,6 +233,13 @@ class Pipeline:
         now_ns = time.monotonic_ns()
         return sum(model.busy.total_ns(now_ns) for model in self._models.values())
 
+    def work(self, name: str) -> Work:
+        """What a model has done; the difference of two is what it did between them."""
+        model = self._models[name]
+        resident = model.desk.resident()
+        busy_ns = model.busy.total_ns(time.monotonic_ns())
+        return Work(None if resident is None else resident.info.variant, busy_ns, *self.ledger.ran_in_all(name))
+
     def lanes(self) -> int:
         return sum(model.desk.lanes for model in self._models.values())
 
@@ -232,7 +256,7 @@ class Pipeline:
     def _start_lanes(self, model: ModelPipe) -> None:
         for index in range(model.desk.lanes):
             if index not in model.threads or not model.threads[index].is_alive():
-                loop = LaneLoop(model.desk, self.ledger, model.busy, index)
+                loop = LaneLoop(model.desk, self.ledger, model.busy, model.cache, index)
                 model.threads[index] = self._lane_threads.spawn(f"lane-{model.name}-{index}", loop.run)
 
     def _start_capture(self, feed: _Feed) -> None:

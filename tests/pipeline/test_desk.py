@@ -4,6 +4,7 @@ failures, swaps, removals and stops that Hypothesis can think of."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,6 +82,13 @@ class Bench:
     def write(self, place: Place, *, fails: bool = False) -> None:
         place.batch.buffer.array[place.index] = place.entry.frame.frame_id
         self.desk.written(place, None if fails else TRANSFORM)
+
+    def hit(self, place: Place) -> None:
+        """The frame's answer was known already."""
+        place.batch.buffer.array[place.index] = -3
+        number = place.entry.frame.frame_id
+        output = Classification(np.ones(1, np.float32), np.array([number], np.int32))
+        self.desk.written(place, TRANSFORM, answer=replace(make_result(place.entry, output), cached=True))
 
     def run(self, batch: Batch, *, fails: bool = False) -> None:
         """What a lane does with a closed batch."""
@@ -179,6 +187,68 @@ def test_frames_that_wait_join_a_late_batch_before_it_goes() -> None:
     assert [len(results) for results in bench.seen.values()] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("places", "allowed", "limit", "most"),
+    [
+        (4, None, 3, 3),
+        (4, None, 9, 4),
+        (4, None, 0, 1),
+        (4, (1, 2, 4), 3, 2),
+        (3, (1, 2, 4), 3, 3),
+        (4, (4,), 2, 2),
+        (1, None, 4, 1),
+    ],
+)
+def test_the_limit_of_a_batch_rounds_down_to_what_the_engine_runs(
+    places: int, allowed: tuple[int, ...] | None, limit: int, most: int
+) -> None:
+    bench = Bench(make_resident(places=places, allowed=allowed))
+    bench.desk.set_batch_limit(limit)
+    for name in "abcde":
+        bench.camera(name)
+        bench.put(name)
+    claimed = [bench.claim() for _ in range(most)]
+    assert all(place.batch is claimed[0].batch for place in claimed)
+    assert claimed[0].batch.closed
+
+
+def test_a_limit_counts_from_the_next_batch_on() -> None:
+    bench = Bench(make_resident(places=3))
+    for name in "abcdef":
+        bench.camera(name)
+        bench.put(name)
+    first = bench.claim()
+    bench.desk.set_batch_limit(1)
+    others = [bench.claim() for _ in range(3)]
+    assert [place.batch is first.batch for place in others] == [True, True, False]
+    assert others[-1].batch.closed
+
+
+def test_a_step_on_the_ladder_keeps_the_others_and_touches_no_other_bundle() -> None:
+    one, two, old = make_resident("one"), make_resident("two"), make_resident("old")
+    assert isinstance(old.engine, FakeEngine)
+    old.info = replace(old.info, bundle="sha256:another")
+    bench = Bench(one, lanes=2)
+    assert not bench.desk.choose("two")
+    bench.desk.exchange(one, others=[two, old])
+    bench.camera("a")
+    bench.put("a")
+    place = bench.claim()
+    assert bench.desk.choose("two")
+    assert bench.desk.ladder() == (two, one, old)
+    assert bench.desk.choose("two")
+    assert not bench.desk.choose("old")
+    assert not bench.desk.choose("three")
+    assert bench.desk.ladder() == (two, one, old)
+    assert place.batch.resident is one
+    bench.write(place)
+    bench.put("a")
+    bench.work_off()
+    assert [result.engine for result in bench.seen["a"]] == ["sha256:one", "sha256:two"]
+    bench.desk.exchange(None, "down")
+    assert not bench.desk.choose("one")
+
+
 def test_a_writer_that_comes_late_loses_its_place_and_blocks_no_other_camera() -> None:
     bench = Bench(make_resident(places=2), grace_ms=100)
     bench.camera("stuck")
@@ -218,6 +288,93 @@ def test_a_batch_of_void_places_is_done_without_a_run() -> None:
     assert resident.engine.runs == []
     assert bench.desk.audit() == (3, 0)
     assert bench.ledger.cut().streams[0].counters.failed == 1
+
+
+@pytest.mark.parametrize("places", [1, 4])
+def test_an_answer_that_is_known_needs_no_run_and_waits_for_nobody(places: int) -> None:
+    resident = make_resident(places=places)
+    bench = Bench(resident)
+    bench.camera("a", full_pace=True)  # another frame is always likely
+    for _ in range(3):
+        bench.put("a")
+        bench.now_ns += MS
+        bench.hit(bench.claim())
+        assert bench.desk.audit() == (3, 0)
+        assert len(resident.free) == resident.buffers
+    assert bench.desk.poll() is None
+    assert isinstance(resident.engine, FakeEngine)
+    assert resident.engine.runs == []
+    assert [result.frame_id for result in bench.seen["a"]] == [0, 1, 2]
+    cut = bench.ledger.cut()
+    identity_holds(cut)
+    counters = cut.streams[0].counters
+    assert (counters.captured, counters.completed, counters.cached) == (3, 0, 3)
+    assert cut.streams[0].latency.values_ns == []
+
+
+def test_a_full_batch_goes_without_the_frame_whose_answer_is_known() -> None:
+    resident = make_resident(places=3)
+    bench = Bench(resident)
+    for name in "abc":
+        bench.camera(name)
+        bench.put(name)
+    first, second, third = (bench.claim() for _ in range(3))
+    bench.write(second)
+    bench.hit(third)
+    bench.hit(first)
+    assert [len(results) for results in bench.seen.values()] == [1, 0, 1]
+    assert bench.work_off() == 1
+    assert isinstance(resident.engine, FakeEngine)
+    assert resident.engine.runs == [2], "what comes after the last frame that is left is not run"
+    assert len(bench.seen["b"]) == 1
+
+
+def test_while_a_batch_is_open_its_free_places_are_taken_first() -> None:
+    bench = Bench(make_resident(places=3))
+    for name in "abcd":
+        bench.camera(name, full_pace=True)
+        bench.put(name)
+    first, second = bench.claim(), bench.claim()
+    bench.hit(first)
+    third = bench.claim()
+    assert (third.batch, third.index) == (second.batch, 0)
+    assert not third.batch.closed
+    fourth = bench.claim()
+    assert (fourth.index, fourth.batch.closed) == (2, True)
+    for place in (second, third, fourth):
+        bench.write(place)
+    batch = bench.desk.poll()
+    assert isinstance(batch, Batch)
+    assert batch.size == 3
+    bench.run(batch)
+    assert [len(results) for results in bench.seen.values()] == [1, 1, 1, 1]
+
+
+def test_a_known_answer_waits_for_the_frames_before_it() -> None:
+    bench = Bench(make_resident())
+    bench.camera("a", full_pace=True)
+    bench.put("a")
+    bench.put("a")
+    first, second = bench.claim(), bench.claim()
+    bench.hit(second)
+    assert bench.seen["a"] == []
+    bench.write(first)
+    bench.work_off()
+    assert [(result.frame_id, result.cached) for result in bench.seen["a"]] == [(0, False), (1, True)]
+
+
+def test_an_answer_for_a_place_that_was_voided_meanwhile_is_discarded() -> None:
+    bench = Bench(make_resident(), grace_ms=100)
+    bench.camera("a")
+    bench.put("a")
+    place = bench.claim()
+    bench.now_ns += 100 * MS
+    assert bench.desk.poll() is None
+    bench.hit(place)
+    assert bench.seen["a"] == []
+    assert place.batch.buffer in place.batch.resident.free
+    (stream,) = bench.ledger.cut().streams
+    assert (stream.counters.cached, stream.failures) == (0, {"late": 1})
 
 
 def test_an_exchange_lets_the_old_engine_finish_its_batches_and_closes_it_after_the_last() -> None:
@@ -335,6 +492,89 @@ def test_stop_drops_what_waits_and_finishes_what_is_claimed() -> None:
     assert cut["b"].dropped == {"stopping": 2}
 
 
+# --- too late to be worth a lane
+
+
+def served(bench: Bench, ms: int) -> int:
+    """Claim, write and run what is next, `ms` from claim to result; which frame it was."""
+    place = bench.claim()
+    bench.now_ns += ms * MS
+    number = place.entry.frame.frame_id
+    bench.write(place)
+    batch = bench.desk.poll()
+    assert isinstance(batch, Batch)
+    bench.run(batch)
+    return number
+
+
+def lateness_bench() -> Bench:
+    """Two cameras on one lane that takes 30 ms a frame, both seen to give results."""
+    bench = Bench(make_resident(lanes=1), lanes=1)
+    for name in ("a", "b"):
+        bench.camera(name)
+    for _ in range(40):
+        for name in ("a", "b"):
+            bench.put(name)
+            served(bench, 30)
+    bench.desk.set_latency_limit(0.08)
+    return bench
+
+
+def counts(bench: Bench, name: str) -> Counters:
+    return next(stream.counters for stream in bench.ledger.cut().streams if stream.camera == name)
+
+
+def test_what_would_come_too_late_is_left_out_and_the_next_one_is_taken() -> None:
+    bench = lateness_bench()
+    bench.ledger.cut()
+    bench.put("a")
+    bench.now_ns += 60 * MS  # 60 + 30 ms are more than 80
+    bench.put("b")
+    assert served(bench, 30) == 40
+    assert bench.desk.poll() is None
+    assert len(bench.seen["b"]) == 41
+    cut = {stream.camera: stream.counters for stream in bench.ledger.cut().streams}
+    assert cut["a"].dropped == {"overload": 1}
+    assert cut["a"].balanced()
+    assert (cut["b"].completed, cut["b"].dropped) == (1, {})
+
+
+def test_what_comes_in_time_is_served() -> None:
+    bench = lateness_bench()
+    bench.put("a")
+    bench.now_ns += 35 * MS
+    served(bench, 30)
+    assert counts(bench, "a").dropped == {}
+
+
+def test_a_camera_without_results_is_served_however_late() -> None:
+    bench = lateness_bench()
+    bench.now_ns += 2000 * MS
+    bench.put("a")
+    bench.now_ns += 500 * MS
+    served(bench, 30)
+    assert counts(bench, "a").dropped == {}
+
+
+def test_without_a_limit_nothing_is_too_late() -> None:
+    bench = lateness_bench()
+    bench.desk.set_latency_limit(None)
+    bench.put("a")
+    bench.now_ns += 500 * MS
+    served(bench, 30)
+    assert counts(bench, "a").dropped == {}
+
+
+def test_a_source_that_waits_for_its_frames_loses_none() -> None:
+    bench = lateness_bench()
+    stream = bench.ledger.open_stream("file", "model", lambda _: None, patient=True)
+    box = bench.desk.attach(stream, full_pace=True)
+    stream.t_result_ns = bench.now_ns
+    bench.desk.put(box, bench.ledger.captured(stream, Frame("file", 0, bench.now_ns, FakePixels(0))))
+    bench.now_ns += 500 * MS
+    assert bench.claim().entry.frame.camera == "file"
+
+
 # --- all of it, in any order
 
 
@@ -359,6 +599,8 @@ class DeskMachine(RuleBasedStateMachine):
         self.running: list[Batch] = []
         self.buffers_in_use: dict[int, Batch] = {}
         self.opened_by: dict[int, tuple[Batch, str]] = {}
+        self.limit = 99
+        self.limits: dict[int, int] = {}
         self.totals = Counters()
         self.stopped = False
         self.largest = len(cameras)
@@ -391,10 +633,16 @@ class DeskMachine(RuleBasedStateMachine):
             assert other is work.batch, "a buffer was handed out while another batch used it"
             # the batch is kept with it: a freed one's id would be another's soon
             self.opened_by.setdefault(id(work.batch), (work.batch, work.batch.resident.info.digest))
+            assert work.index < self.limits.setdefault(id(work.batch), self.limit), (
+                "more than the limit it was opened by"
+            )
         elif isinstance(work, Batch):
             assert run
             assert all(place.state is not PlaceState.WRITING for place in work.places)
-            assert any(place.state is PlaceState.READY for place in work.places)
+            assert [place.index for place in work.places] == list(range(len(work.places)))
+            left = [place.index for place in work.places if place.state is PlaceState.READY]
+            assert left
+            assert max(left) < work.size <= work.resident.sizes[-1]
             assert (work, work.resident.info.digest) == self.opened_by[id(work)]
             assert work.resident.leases > 0
             self.running.append(work)
@@ -411,6 +659,16 @@ class DeskMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 10), fails=st.booleans())
     def write(self, index: int, fails: bool) -> None:
         self.bench.write(self.writing.pop(index % len(self.writing)), fails=fails)
+
+    @precondition(lambda self: self.writing)
+    @rule(index=st.integers(0, 10))
+    def hit(self, index: int) -> None:
+        """The cache knows the answer."""
+        place = self.writing.pop(index % len(self.writing))
+        batch = place.batch
+        alone = not batch.closed and batch.taken == 1
+        self.bench.hit(place)
+        assert batch.done or not alone, "a batch with nobody in it went on"
 
     @precondition(lambda self: self.running)
     @rule(index=st.integers(0, 10), fails=st.booleans())
@@ -451,6 +709,28 @@ class DeskMachine(RuleBasedStateMachine):
     def set_lanes(self, lanes: int) -> None:
         self.bench.desk.set_lanes(lanes)
         self.lanes = lanes
+
+    @rule(limit_s=st.sampled_from([None, 0.001, 0.05, 0.5]))
+    def set_latency_limit(self, limit_s: float | None) -> None:
+        self.bench.desk.set_latency_limit(limit_s)
+
+    @rule(limit=st.integers(0, 5))
+    def set_batch_limit(self, limit: int) -> None:
+        self.bench.desk.set_batch_limit(limit)
+        self.limit = max(1, limit)
+
+    @precondition(lambda self: not self.stopped)
+    @rule(index=st.integers(0, 3))
+    def choose(self, index: int) -> None:
+        desk = self.bench.desk
+        ladder = desk.ladder()
+        if ladder:
+            variant = ladder[index % len(ladder)].info.variant
+            assert desk.choose(variant)
+            current = desk.resident()
+            assert current is not None
+            assert current.info.variant == variant
+            assert set(map(id, desk.ladder())) == set(map(id, ladder))
 
     @precondition(lambda self: len(self.bench.boxes) > 1)
     @rule(index=st.integers(0, 10))
@@ -532,6 +812,8 @@ class DeskMachine(RuleBasedStateMachine):
             for result in results:
                 assert isinstance(result.output, Classification)
                 assert result.output.class_ids[0] == result.frame_id, "another frame's pixels"
+        cached = sum(result.cached for results in bench.seen.values() for result in results)
+        assert (self.totals.cached, self.totals.completed) == (cached, sum(map(len, bench.seen.values())) - cached)
         for resident in self.residents:
             assert isinstance(resident.engine, FakeEngine)
             assert resident.leases == 0

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.pipeline.ledger import Entry, Ledger, Stream
-from edge_runtime.records.activity import Counters, LedgerCut
+from edge_runtime.pipeline.ledger import RECENT, Entry, Ledger, Stream
+from edge_runtime.records.activity import CacheCounters, Counters, LedgerCut
 from edge_runtime.records.frames import Classification, Frame, FrameResult, Output
 from tests.fakes import FakePixels
 
@@ -267,3 +268,75 @@ def test_the_longest_gap_is_that_of_cameras_that_bring_frames() -> None:
     ledger.captured(streams[0], make_frame(4, "gate"))
     now[0] = 3_600_200
     assert ledger.longest_gap_ns("model") == 150
+
+
+def test_a_cached_result_keeps_its_turn_and_is_counted_apart() -> None:
+    ledger = Ledger()
+    stream, seen = open_stream(ledger)
+    first, second = (ledger.captured(stream, make_frame(number)) for number in range(2))
+    ledger.ticket(first, "e")
+    ledger.ticket(second, "e")
+    assert ledger.resolve(second, replace(make_result(second), cached=True))
+    ledger.deliver(stream)
+    assert seen == []
+    ledger.resolve(first, make_result(first))
+    ledger.deliver(stream)
+    assert seen == [0, 1]
+    cut = ledger.cut()
+    identity_holds(cut)
+    (counted,), engine = cut.streams, cut.engines["model", "e"]
+    for counters in (counted.counters, engine.counters):
+        assert (counters.completed, counters.cached) == (1, 1)
+    assert len(counted.latency.values_ns) == len(engine.latency.values_ns) == 1
+    assert len(ledger.latencies_since("model", 0)) == 1
+
+
+def test_lookups_are_hits_and_misses() -> None:
+    ledger = Ledger()
+    for outcome in ("hit", "miss", "miss", "bypassed"):
+        ledger.looked_up("model", "e", outcome)
+    assert ledger.cut().engines["model", "e"].cache == CacheCounters(lookups=3, hits=1, misses=2, bypassed=1)
+    assert ledger.cut().engines == {}
+
+
+def test_latencies_are_those_of_completed_frames_and_told_once() -> None:
+    now = [1_000]
+    ledger = Ledger(lambda: now[0])
+    stream, _ = open_stream(ledger)
+    other = ledger.open_stream("other", "model", lambda _: None)
+    elsewhere = ledger.open_stream("cam", "second", lambda _: None)
+
+    def complete(where: Stream, captured_ns: int, result_ns: int) -> None:
+        now[0] = captured_ns
+        entry = ledger.captured(where, make_frame(captured_ns))
+        ledger.ticket(entry, "engine")
+        now[0] = result_ns
+        ledger.resolve(entry, make_result(entry))
+        ledger.deliver(where)
+
+    complete(stream, 1_000, 1_030)
+    complete(other, 1_010, 1_050)
+    complete(elsewhere, 1_020, 1_090)
+    failed = ledger.captured(stream, make_frame(1_095))
+    ledger.ticket(failed, "engine")
+    ledger.fail(failed, "engine")
+    assert ledger.latencies_since("model", 1_030) == [40]
+    complete(stream, 1_100, 1_200)
+    assert ledger.latencies_since("model", 0) == [100]
+    assert ledger.latencies_since("model", 0) == []
+    assert ledger.latencies_since("second", 0) == [70]
+    assert ledger.latencies_since("third", 0) == []
+    for number in range(RECENT + 10):
+        complete(stream, 2_000 + number, 2_000 + 2 * number)
+    kept = ledger.latencies_since("model", 0)
+    assert kept == list(range(10, RECENT + 10))
+
+
+def test_runs_are_counted_over_windows() -> None:
+    ledger = Ledger()
+    assert ledger.ran_in_all("model") == (0, 0)
+    ledger.ran("model", "one", 3, 10)
+    ledger.cut()
+    ledger.ran("model", "two", 1, 10)
+    ledger.ran("other", "one", 5, 10)
+    assert ledger.ran_in_all("model") == (2, 4)

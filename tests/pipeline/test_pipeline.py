@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edge_runtime.engine.slot import EngineSlot, Resident
 from edge_runtime.errors import EngineError
 from edge_runtime.pipeline.batch import Batch, Place
+from edge_runtime.pipeline.cache import AnswerCache
 from edge_runtime.pipeline.desk import Desk
 from edge_runtime.pipeline.lanes import BusyClock, run_batch, write_place
 from edge_runtime.pipeline.ledger import Ledger
@@ -189,7 +190,7 @@ def test_preprocess_workers_and_the_engines_owner_may_be_different_threads() -> 
     def write() -> None:
         while (work := desk.next_work(run=False)) is not None:
             assert isinstance(work, Place)
-            assert write_place(desk, work) is None
+            assert write_place(desk, work, ledger, AnswerCache()) is None
 
     def own() -> None:
         while (work := desk.next_work(claim=False)) is not None:
@@ -488,7 +489,7 @@ def test_lanes_come_and_go_under_cameras() -> None:
 def test_a_lane_that_does_not_come_back_stays() -> None:
     rig = Rig()
     gate = threading.Event()
-    pixels = [FakePixels(0, gate.wait), FakePixels(1, gate.wait)]  # type: ignore[arg-type]
+    pixels = [FakePixels(0, gate.wait), FakePixels(0, gate.wait)]  # type: ignore[arg-type]
     model = rig.pipeline.add_model("m", make_resident(FakeEngine(), lanes=2), lanes=2)
     for index, each in enumerate(pixels):
         rig.pipeline.add_camera(ScriptedCamera(f"c{index}", [each]), ["m"])
@@ -501,3 +502,21 @@ def test_a_lane_that_does_not_come_back_stays() -> None:
     wait_until(lambda: rig.pipeline.ledger.in_flight() == 0)
     rig.pipeline.set_lanes("m", 1)
     assert rig.finish() == []
+
+
+def test_what_a_model_did_is_the_difference_of_two_looks() -> None:
+    rig = Rig()
+    engine = FakeEngine(frame_cost_s=0.002)
+    rig.pipeline.add_model("model", make_resident(engine), lanes=2)
+    rig.pipeline.add_camera(ScriptedCamera("cam", range(20)), ["model"], full_pace=True)
+    before = rig.pipeline.work("model")
+    assert (before.busy_ns, before.batches, before.frames) == (0, 0, 0)
+    rig.pipeline.start()
+    wait_until(lambda: len(rig.results["cam", "model"]) == 20)
+    after = rig.pipeline.work("model")
+    assert (after.variant, after.batches, after.frames) == ("fake", 20, 20)
+    assert after.busy_ns >= 20 * 2_000_000
+    assert len(rig.pipeline.ledger.latencies_since("model", 0)) == 20
+    rig.pipeline.models["model"].desk.exchange(None, "down")
+    assert rig.pipeline.work("model").variant is None
+    rig.finish()
