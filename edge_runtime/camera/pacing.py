@@ -98,27 +98,51 @@ class Pacer:
 
 
 class RateCap:
-    """Keeps at most `fps` pictures a second, on a steady grid of capture times.
+    """Keeps at most `fps` pictures a second (None: all, 0: none), on a steady grid of capture times.
 
     A picture may be early by half a grid step: a source of just that rate, with jitter, loses nothing, and
     since the grid advances by whole steps the mean rate is still exact (15 of 25 a second, not 12.5).
+    One thread asks; `change` may come from any.
     """
 
     def __init__(self, fps: float | None) -> None:
-        self._step_ns = None if fps is None else round(_NS_PER_S / fps)
-        self._slot_ns: int | None = None
+        self._step_ns = _step_ns(fps)
+        self._slot_ns: int | None = None  # of the last picture kept
+
+    def change(self, fps: float | None) -> None:
+        """Another rate, from the last slot on: a new grid would keep a picture at once, at every change."""
+        self._step_ns = _step_ns(fps)
 
     def wants(self, t_capture_ns: int) -> bool:
         """True where the picture captured at `t_capture_ns` (increasing) is one to keep."""
         step_ns = self._step_ns
-        if step_ns is None:
-            return True
-        if self._slot_ns is None:
+        if step_ns == NEVER_NS:
+            return False
+        if step_ns is None or self._slot_ns is None:
             self._slot_ns = t_capture_ns
-        if t_capture_ns < self._slot_ns - step_ns // 2:
+            return True
+        due_ns = self._slot_ns + step_ns
+        if t_capture_ns < due_ns - step_ns // 2:
             return False
         # More than a step late: slots have gone by without a picture; they are not made up for.
-        if t_capture_ns - self._slot_ns > step_ns:
-            self._slot_ns = t_capture_ns
-        self._slot_ns += step_ns
+        self._slot_ns = t_capture_ns if t_capture_ns - due_ns > step_ns else due_ns
         return True
+
+    def wait_ns(self, now_ns: int) -> int:
+        """How long after now the next slot is due, for who can wait for it: 0 where it is."""
+        step_ns = self._step_ns
+        if step_ns == NEVER_NS:
+            return NEVER_NS
+        if step_ns is None or self._slot_ns is None:
+            return 0
+        return max(0, self._slot_ns + step_ns - now_ns)
+
+
+NEVER_NS = 3600 * _NS_PER_S
+"""The step of a rate of 0, and the longest step there is."""
+
+
+def _step_ns(fps: float | None) -> int | None:
+    if fps is None:
+        return None
+    return NEVER_NS if fps <= 0 else min(NEVER_NS - 1, round(_NS_PER_S / fps))

@@ -107,7 +107,8 @@ class SourceCamera:
 
     `live`: the end of the stream is a fault and is reconnected. Otherwise the source is a file: paced with
     `pace = "realtime"` (`t_capture_ns` is the due time), as fast as `read` is called with `"max"`, begun
-    again at its end with `loop`. `fps` caps live and paced sources by capture time; with `"max"` it is not used.
+    again at its end with `loop`. `fps` caps live and paced sources by capture time; with `"max"` it is not used, and
+    `set_cap` makes `read` wait instead: no picture is lost.
 
     Faults are retried for ever with `backoff`, a missing or damaged file too: it may be put right. Only an
     error that is not retryable ends the camera: it stays `down` with the reason and `read` returns None.
@@ -130,11 +131,12 @@ class SourceCamera:
         self._opener = opener
         self._live = live
         self._paced = not live and pace == "realtime"
+        self._full_pace = not live and pace == "max"
         self._loop = loop
         self._end_reason = end_reason
         self._clock = clock or SystemClock()
         self._backoff = backoff or Backoff(clock=self._clock)
-        self._fps = None if not live and pace == "max" else fps
+        self._fps = None if self._full_pace else fps
         self._cap = RateCap(self._fps)
         self._timeline = Timeline()
         self._pacer = Pacer()
@@ -167,6 +169,8 @@ class SourceCamera:
             if self._paused:
                 self._rest()
                 continue
+            if self._full_pace and not self._await_slot():
+                continue
             try:
                 picture = self._next_picture()
             except CameraError as error:
@@ -188,6 +192,7 @@ class SourceCamera:
 
     def pause(self) -> None:
         self._paused = True
+        self._changed.set()
 
     def resume(self) -> None:
         self._paused = False
@@ -195,7 +200,8 @@ class SourceCamera:
 
     def set_cap(self, fps: float | None) -> None:
         wanted = [rate for rate in (self._fps, fps) if rate is not None]
-        self._cap = RateCap(min(wanted) if wanted else None)
+        self._cap.change(min(wanted) if wanted else None)
+        self._changed.set()
 
     def close(self) -> None:
         """Release the source; called by the reading thread after the last `read`. Idempotent."""
@@ -222,6 +228,20 @@ class SourceCamera:
                 self._changed.wait()
         self._pacer.restart()
         self._ledger.enter("starting", "resumed")
+
+    def _await_slot(self) -> bool:
+        """Wait until the cap lets the next picture be read, with none in hand. False: paused or stopped meanwhile."""
+        while True:
+            self._changed.clear()
+            if self._paused or self._stop.is_set():
+                return False
+            now_ns = self._clock.monotonic_ns()
+            if (wait_ns := self._cap.wait_ns(now_ns)) == 0:
+                # false where the rate became 0 since
+                if self._cap.wants(now_ns):
+                    return True
+                continue
+            self._changed.wait(wait_ns / 1e9)
 
     def _next_picture(self) -> Picture | None:
         """The next picture; None where a pass or the source has ended. Raises CameraError."""
@@ -255,7 +275,7 @@ class SourceCamera:
         # With reordered pictures packet times are not in picture order; capture times always are.
         t_capture_ns = max(t_capture_ns, self._last_capture_ns + 1)
         self._last_capture_ns = t_capture_ns
-        if not self._cap.wants(t_capture_ns):
+        if not self._full_pace and not self._cap.wants(t_capture_ns):
             self._ledger.count(decoded=1, skipped_rate=1)
             return None
         if self._paced:

@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from edge_runtime.records.power import Energy, Unavailable
+from edge_runtime.records.power import Energy, Exceeded, Unavailable
 
 MAX_GAP_PERIODS = 3.0
 """A hole of more than this many sampling periods makes a span's energy unknown."""
+
+_SECOND_NS = 1_000_000_000
+
+_ABOVE = 1 + 1e-9
+"""What is exactly at a limit is not above it, although joules are differences of large sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +114,40 @@ class EnergyMeter:
         if end_ns <= start_ns:
             return Unavailable("the span is empty")
         points = list(self._points)
-        times = [point.t_ns for point in points]
-        first, last = bisect_left(times, start_ns), bisect_left(times, end_ns)
-        # the readings that bear on the span: from the one at or before its start to the one at or after its end
-        low = first if first < len(times) and times[first] == start_ns else first - 1
-        if low < 0:
-            return Unavailable("no reading at or before the start of the window")
-        if last >= len(times):
-            return Unavailable("no reading at or after the end of the window: the sensor is late or lost")
-        bearing = points[low : last + 1]
+        bearing = _bearing(points, [point.t_ns for point in points], start_ns, end_ns)
+        if isinstance(bearing, Unavailable):
+            return bearing
         inside = [point for point in bearing if start_ns <= point.t_ns <= end_ns]
         if len(inside) < 2:
             return Unavailable(f"only {len(inside)} readings in the window")
         if fault := self._fault(bearing):
             return Unavailable(fault)
-        joules = _joules_at(end_ns, bearing[-2], bearing[-1]) - _joules_at(start_ns, bearing[0], bearing[1])
+        joules = _joules_between(start_ns, end_ns, bearing)
         return self._energy(joules, (end_ns - start_ns) / 1e9, bearing, inside)
+
+    def seconds_above(self, start_ns: int, end_ns: int, watts: float) -> Exceeded | Unavailable:
+        """For how long the mean power of a second was above `watts`, in the span between two monotonic times.
+
+        Seconds count from the start of the span; what is left of it at its end counts where the whole second that ends
+        with it was above. A second with a hole is unknown; where all are, so is the answer.
+        """
+        points = list(self._points)
+        times = [point.t_ns for point in points]
+        above_ns = unknown_ns = 0
+        reason: str | None = None
+        for t_ns in range(start_ns, end_ns, _SECOND_NS):
+            length_ns = min(_SECOND_NS, end_ns - t_ns)
+            to_ns = t_ns + length_ns
+            bearing = _bearing(points, times, to_ns - _SECOND_NS, to_ns)
+            fault = bearing.reason if isinstance(bearing, Unavailable) else self._fault(bearing)
+            if fault is not None or isinstance(bearing, Unavailable):
+                unknown_ns += length_ns
+                reason = reason or fault
+            elif _joules_between(to_ns - _SECOND_NS, to_ns, bearing) > watts * _ABOVE:
+                above_ns += length_ns
+        if unknown_ns >= end_ns - start_ns:
+            return Unavailable(reason or "the span is empty")
+        return Exceeded(above_ns / 1e9, unknown_ns / 1e9, reason)
 
     def _fault(self, bearing: Sequence[_Point]) -> str | None:
         for before, after in pairwise(bearing):
@@ -135,7 +158,7 @@ class EnergyMeter:
             return "a reading had a time that was not after the one before"
         return None
 
-    def _energy(self, joules: float, duration_s: float, bearing: list[_Point], inside: list[_Point]) -> Energy:
+    def _energy(self, joules: float, duration_s: float, bearing: Sequence[_Point], inside: Sequence[_Point]) -> Energy:
         origins = list(dict.fromkeys(point.origin for point in bearing))
         quanta = [origin.quantum_w for origin in origins if origin.quantum_w is not None]
         modes = {point.mode for point in bearing}
@@ -166,6 +189,23 @@ class EnergyMeter:
             mode=mode,
             reasons=reasons,
         )
+
+
+def _bearing(
+    points: Sequence[_Point], times: Sequence[int], start_ns: int, end_ns: int
+) -> Sequence[_Point] | Unavailable:
+    """The readings that bear on a span: from the one at or before its start to the one at or after its end."""
+    first, last = bisect_left(times, start_ns), bisect_left(times, end_ns)
+    low = first if first < len(times) and times[first] == start_ns else first - 1
+    if low < 0:
+        return Unavailable("no reading at or before the start of the window")
+    if last >= len(times):
+        return Unavailable("no reading at or after the end of the window: the sensor is late or lost")
+    return points[low : last + 1]
+
+
+def _joules_between(start_ns: int, end_ns: int, bearing: Sequence[_Point]) -> float:
+    return _joules_at(end_ns, bearing[-2], bearing[-1]) - _joules_at(start_ns, bearing[0], bearing[1])
 
 
 def _joules_at(t_ns: int, before: _Point, after: _Point) -> float:

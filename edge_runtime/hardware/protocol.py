@@ -14,6 +14,34 @@ class SensorError(EdgeError):
     default_code = "sensor_unavailable"
 
 
+class ClockControl(Protocol):
+    """A cap of the GPU's clock. Used by one thread; no call takes longer than 0.2 s.
+
+    A cap is a lease: it ends with whoever asked for it, and has to be asked for again all the time.
+    """
+
+    def find(self) -> str | None:
+        """Look for it. Why it cannot be used; None where it can."""
+        ...
+
+    def steps_hz(self) -> tuple[float, ...]:
+        """The clocks that can be capped to, ascending, up to the highest that the power mode allows; empty: none."""
+        ...
+
+    def hz(self) -> float | None:
+        """The clock now, Hz; None where it is not known, as of a GPU that is switched off."""
+        ...
+
+    def cap(self, hz: float | None) -> str | None:
+        """At most `hz`, one of the steps; None: no cap of ours. Returns why that is not in force; None where it is.
+        Wants calling again, with the same cap, at least every second."""
+        ...
+
+    def close(self) -> None:
+        """Take the cap away. Idempotent."""
+        ...
+
+
 class SensorSource(Protocol):
     """One way to all sensors of the device. Used by one thread, its own: `read` may block.
 

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from edge_runtime.hardware.energy import EnergyMeter, IdlePower
+from edge_runtime.hardware.energy import EnergyMeter, IdlePower, Origin
 from edge_runtime.hardware.sources import Sensors
-from edge_runtime.records.power import DeviceReading, Energy, ThermalReading, Unavailable
+from edge_runtime.records.power import DeviceReading, Energy, Exceeded, ThermalReading, Unavailable
 from edge_runtime.threads import ThreadGroup
 
 HURRIED_S = 0.5
@@ -101,6 +101,29 @@ class Sampler:
         if isinstance(energy, Unavailable) and (now := self.none_reason) is not None:
             return Unavailable(f"{energy.reason}; {now}")
         return energy
+
+    def seconds_above(self, start_ns: int, end_ns: int, watts: float) -> Exceeded | Unavailable:
+        """For how long the mean power of a second was above `watts` in a past span, by the readings that are there."""
+        if isinstance(self._sensors, Unavailable):
+            return self._sensors
+        with self._changed:
+            return self._meter.seconds_above(start_ns, end_ns, watts)
+
+    def readings_since(self, t_ns: int) -> list[tuple[int, float]]:
+        """Power readings after a monotonic time, oldest first: when and how many W. At most the newest 64, and none
+        where power comes from no source now."""
+        if isinstance(self._sensors, Unavailable):
+            return []
+        return [(sample.t_ns, sample.watts) for sample in self._sensors.power_since(t_ns)]
+
+    def power_origin(self) -> Origin | None:
+        """What power comes from now, how often a reading is due and its step; None where it comes from nowhere."""
+        return None if isinstance(self._sensors, Unavailable) else self._sensors.power_origin()
+
+    def gpu_hz(self) -> float | None:
+        """The GPU's clock as the source of power last saw it, Hz; None where it does not tell, or is stale."""
+        power = self._power()
+        return None if isinstance(power, Unavailable) else power.gpu_hz
 
     def learn_idle(self, start_ns: int, end_ns: int) -> float | None:
         """Take the mean power of a past span in which nothing ran as the idle power of the present power mode, W.

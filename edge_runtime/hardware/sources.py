@@ -120,6 +120,11 @@ class Sensors:
         index = self._choices["power"].chosen
         return [] if index is None else self._feeds[index].power_since(t_ns)
 
+    def power_origin(self) -> Origin | None:
+        """What the source that gives power now is; None where none does."""
+        index = self._choices["power"].chosen
+        return None if index is None else self._feeds[index].origin
+
     def patience_s(self) -> float:
         """How long a reading of power may take to come from now on: until the source is lost and another is taken.
 

@@ -47,7 +47,7 @@ class BoardReader:
         wanted: dict[str, Path] = {}
         self.gpu, self.gpu_max_hz = None, None
         for folder in folders(self._root / "sys/class/devfreq"):
-            if (why := _gpu_by(folder, tuple(gpu_names))) is not None:
+            if (why := gpu_by(folder, tuple(gpu_names))) is not None:
                 self.gpu, self.gpu_why = folder.name, why
                 wanted["gpu load"] = folder / "device/load"
                 wanted["gpu clock"] = folder / "cur_freq"
@@ -120,7 +120,7 @@ class BoardReader:
             return None
 
 
-def _gpu_by(folder: Path, names: tuple[str, ...]) -> str | None:
+def gpu_by(folder: Path, names: tuple[str, ...]) -> str | None:
     """By which of its names a devfreq device is the GPU; None where it is another one."""
     try:
         node = read_text(folder / "device/of_node/name")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.backoff import Backoff
-from edge_runtime.camera.pacing import JUMP_NS, Pacer, RateCap, Timeline, nominal_interval_ns
+from edge_runtime.camera.pacing import JUMP_NS, NEVER_NS, Pacer, RateCap, Timeline, nominal_interval_ns
 from edge_runtime.source_url import redact_text
 
 MS = 1_000_000
@@ -113,6 +113,62 @@ def test_slots_without_a_picture_are_not_made_up_for() -> None:
     assert limit.wants(0)
     assert limit.wants(60 * S)
     assert sum(limit.wants(60 * S + index * 10 * MS) for index in range(1, 101)) <= 11
+
+
+def test_a_change_of_rate_goes_on_from_the_last_slot() -> None:
+    """Twenty changes a second keep no more pictures than the rate: a new grid each time would keep one at each."""
+    limit = RateCap(2)
+    kept = 0
+    for index in range(30 * 60):
+        if index % 2 == 0:
+            limit.change(2 + index % 4 * 0.01)
+        kept += limit.wants(index * S // 30)
+    assert 118 <= kept <= 122
+    for before, after in ((None, 1.0), (10.0, 1.0), (1.0, 10.0), (5.0, None)):
+        limit = RateCap(before)
+        last = max(index for index in range(90) if limit.wants(index * S // 30))
+        limit.change(after)
+        times = [index for index in range(90, 180) if limit.wants(index * S // 30)]
+        assert all(b - a >= 30 / (after or 30) / 2 for a, b in zip((last, *times), times, strict=False))
+        assert abs(len(times) - 3 * min(after or 30, 30)) <= 1
+
+
+def test_a_rate_of_nothing_keeps_nothing_until_it_is_another() -> None:
+    limit = RateCap(0)
+    assert not any(limit.wants(index * S) for index in range(10))
+    assert limit.wait_ns(20 * S) == NEVER_NS
+    limit.change(1)
+    assert limit.wants(20 * S)
+    assert limit.wait_ns(20 * S) == S
+    assert limit.wait_ns(23 * S) == 0
+    limit.change(None)
+    assert limit.wait_ns(20 * S) == 0
+
+
+@given(
+    rates=st.lists(st.sampled_from([None, 0.0, 0.5, 3.0, 10.0, 40.0]), min_size=1, max_size=40),
+    source=st.integers(5, 60),
+)
+def test_changes_bring_no_burst(rates: list[float | None], source: int) -> None:
+    """Between two pictures lies at least half a step of the rate that let the later one through."""
+    limit = RateCap(rates[0])
+    last = None
+    for index in range(len(rates) * 20):
+        rate = rates[index // 20]
+        if index % 20 == 0:
+            limit.change(rate)
+        t_ns = index * S // source
+        if limit.wants(t_ns):
+            assert rate != 0.0
+            if last is not None and rate is not None and limit_early(t_ns - last[0], rate, last[1]):
+                raise AssertionError((t_ns, rate, last))
+            last = (t_ns, rate)
+
+
+def limit_early(gap_ns: int, rate: float, before: float | None) -> bool:
+    """Whether a picture came too soon: the one before may have been late for its own slot by up to a step of then."""
+    late_ns = 0 if before is None else S / before
+    return gap_ns < S / rate / 2 - late_ns - 1
 
 
 def test_delays_are_jittered_from_the_first_and_bounded() -> None:

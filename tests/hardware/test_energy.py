@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.hardware.energy import EnergyMeter, IdlePower, Origin, Sample
-from edge_runtime.records.power import Energy, Unavailable
+from edge_runtime.records.power import Energy, Exceeded, Unavailable
 
 S = 1_000_000_000
 
@@ -196,3 +196,74 @@ def test_any_span_is_the_area_under_the_readings_whatever_lies_around_it(
     )
     assert found.joules == pytest.approx(apart, rel=1e-9, abs=1e-9)
     assert found.peak_w == max(watts for t, watts in points if start_ns <= t <= end_ns)
+
+
+# ---- seconds above a limit
+
+
+def test_seconds_above_a_limit_are_those_whose_mean_is_above_it() -> None:
+    # means of the seconds: 10, 11, 12, 10 W; a spike within a second that its mean does not show is none
+    meter = make_meter([(0, 10), (1, 10), (1.5, 12), (2, 10), (2.01, 12), (3, 12), (3.01, 10), (4, 10)])
+    assert meter.seconds_above(0, 4 * S, 10.5) == Exceeded(2.0)
+    assert meter.seconds_above(0, 4 * S, 11.5) == Exceeded(1.0)
+    assert meter.seconds_above(0, 4 * S, 12.0) == Exceeded(0.0)
+    assert meter.seconds_above(0, 4 * S, 9.0) == Exceeded(4.0)
+
+
+def test_what_is_exactly_at_the_limit_is_not_above_it_however_long_it_has_been_summed_up() -> None:
+    meter = make_meter([(t / 10, 10.3) for t in range(100_000)])
+    assert meter.seconds_above(9_990 * S, 9_999 * S, 10.3) == Exceeded(0.0)
+    assert meter.seconds_above(9_990 * S, 9_999 * S, 10.2999) == Exceeded(9.0)
+
+
+def test_the_rest_of_a_span_counts_by_the_whole_second_that_ends_with_it() -> None:
+    meter = make_meter([(0, 5), (2, 5), (2.000001, 20), (3, 20)])
+    # [1.4 s, 2.4 s] has a mean of 11 W
+    assert meter.seconds_above(0, int(2.4 * S), 10.9) == Exceeded(pytest.approx(0.4))  # type: ignore[arg-type]
+    assert meter.seconds_above(0, int(2.4 * S), 11.1) == Exceeded(0.0)
+    # a span of less than a second looks back
+    assert meter.seconds_above(int(2.2 * S), int(2.4 * S), 10.9) == Exceeded(pytest.approx(0.2))  # type: ignore[arg-type]
+
+
+def test_a_second_with_a_hole_is_unknown_and_says_why() -> None:
+    readings = [(t / 10, 20.0) for t in range(41) if not 12 <= t <= 18]
+    meter = make_meter(readings, period_s=0.1)
+    found = meter.seconds_above(0, 4 * S, 15.0)
+    assert found == Exceeded(3.0, 1.0, "a hole of 0.8 s in the readings")
+    late = meter.seconds_above(2 * S, 6 * S, 15.0)
+    assert isinstance(late, Exceeded)
+    assert (late.above_s, late.unknown_s) == (2.0, 2.0)
+    assert "late or lost" in str(late.reason)
+    assert isinstance(meter.seconds_above(7 * S, 9 * S, 15.0), Unavailable)
+    assert isinstance(meter.seconds_above(S, 2 * S, 15.0), Unavailable)
+    assert isinstance(meter.seconds_above(2 * S, 2 * S, 15.0), Unavailable)
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=2, max_size=200),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(1, 40),
+)
+def test_seconds_above_agree_with_the_energy_of_each_second(
+    watts: list[int], one: float, other: float, limit: int
+) -> None:
+    meter = make_meter([(t / 10, float(value)) for t, value in enumerate(watts)], period_s=0.1)
+    start_ns, end_ns = sorted(int(part * (len(watts) - 1) / 10 * S) for part in (one, other))
+    found = meter.seconds_above(start_ns, end_ns, limit + 0.5)
+    above_ns = unknown_ns = 0
+    for t_ns in range(start_ns, end_ns, S):
+        to_ns = min(t_ns + S, end_ns)
+        span = meter.span(to_ns - S, to_ns)
+        if isinstance(span, Unavailable):
+            unknown_ns += to_ns - t_ns
+        elif span.joules > limit + 0.5 + 1e-6:
+            above_ns += to_ns - t_ns
+        elif span.joules > limit + 0.5 - 1e-6:
+            return  # too near to tell
+    if unknown_ns == end_ns - start_ns:
+        assert isinstance(found, Unavailable)
+    else:
+        assert isinstance(found, Exceeded)
+        assert (found.above_s, found.unknown_s) == (above_ns / 1e9, unknown_ns / 1e9)
+        assert (found.reason is None) == (unknown_ns == 0)

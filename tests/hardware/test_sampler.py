@@ -130,6 +130,28 @@ def test_idle_power_is_learned_from_a_span_in_its_mode() -> None:
         assert sampler.learn_idle(start_ns, time.monotonic_ns()) is None
 
 
+def test_the_governor_gets_every_reading_once_and_knows_how_often_to_expect_one() -> None:
+    source = FakeSource(period_s=0.05)
+    with sampling(source) as sampler:
+        seen: list[tuple[int, float]] = []
+
+        def look() -> int:
+            seen.extend(sampler.readings_since(seen[-1][0] if seen else 0))
+            return len(seen)
+
+        wait_until(lambda: look() > 5)
+        times = [t_ns for t_ns, _ in seen]
+        assert times == sorted(set(times))
+        assert {watts for _, watts in seen} == {5.0}
+        origin = sampler.power_origin()
+        assert origin is not None
+        assert (origin.source, origin.period_s) == ("ina3221", 0.05)
+        source.error = SensorError("EIO")
+        wait_until(lambda: sampler.power_origin() is None)
+        assert sampler.readings_since(0) == []
+        assert sampler.gpu_hz() is None
+
+
 def test_without_a_sensor_the_reason_is_said() -> None:
     sampler = Sampler(Unavailable("nothing here"))
     sampler.start()
@@ -137,4 +159,6 @@ def test_without_a_sensor_the_reason_is_said() -> None:
     assert sampler.energy(0, 1) == Unavailable("nothing here")
     assert sampler.temperature() == Unavailable("nothing here")
     assert (sampler.watts(), sampler.none_reason) == (None, "nothing here")
+    assert sampler.seconds_above(0, 1, 1.0) == Unavailable("nothing here")
+    assert (sampler.readings_since(0), sampler.power_origin(), sampler.gpu_hz()) == ([], None, None)
     assert sampler.stop() == []

@@ -170,6 +170,8 @@ BOARDS: dict[str, Board] = {
     ),
 }
 
+GPU_STEPS_HZ = (*range(306_000_000, 1_173_000_000, 102_000_000), 1_173_000_000)
+
 COOLING = ("pwm-fan", "cpufreq-cpu0", "devfreq-17000000.gpu", "cpu-throttle-alert", "hot-surface-alert")
 
 
@@ -308,7 +310,9 @@ class Tree:
         folder = f"sys/devices/platform/{device}"
         devfreq = f"{folder}/devfreq/{device}"
         self.write(f"{devfreq}/cur_freq", "612000000\n")
+        self.write(f"{devfreq}/min_freq", "306000000\n")
         self.write(f"{devfreq}/max_freq", "1173000000\n")
+        self.write(f"{devfreq}/available_frequencies", " ".join(str(step) for step in GPU_STEPS_HZ) + "\n")
         self._link(f"{devfreq}/device", self.root / folder)
         if node is not None:
             self.write(f"{folder}/load", "437\n")
