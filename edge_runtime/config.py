@@ -54,6 +54,7 @@ from edge_runtime.config_values import (
     render,
 )
 from edge_runtime.errors import ConfigError, ConfigProblem
+from edge_runtime.records.activity import CacheMode
 from edge_runtime.source_url import CameraSource, redact_url
 from edge_runtime.toml_source import TomlSource, parse_toml, read_text
 
@@ -196,6 +197,14 @@ class ModelConfig(_Table):
     allow_pause: Annotated[bool, SWITCH] = Field(
         False, description="Whether a new model that does not fit beside the old one may take its place first."
     )
+    cache: Annotated[CacheMode, Right("off, exact or scene")] = Field(
+        "off",
+        description="When an earlier answer is given again without a run. exact: for the very same input; "
+        "scene: for as long as nothing moves before the camera.",
+    )
+    cache_max_age_s: Annotated[float, Right("a number above 0 and at most 3600")] = Field(
+        10.0, gt=0, le=3600, description='Seconds after which a still scene is inferred anew. With cache = "scene".'
+    )
 
 
 class BudgetConfig(_Table):
@@ -213,6 +222,9 @@ class BudgetConfig(_Table):
     latency_p99_ms: Annotated[float | None, Right("a number above 0 and at most 60000", default="none")] = Field(
         None, gt=0, le=60_000, description="99th percentile of the time from capture to result, in ms."
     )
+    profile: Annotated[
+        Path | None, PlainValidator(check_path), Right(FILE.words, default="profile.toml in the store, if it is there")
+    ] = Field(None, description="What the models cost on this very device, as its own benchmark has measured it.")
 
 
 class MqttConfig(_Table):

@@ -24,9 +24,7 @@ from edge_runtime.toml_source import KeyPath
 # Known, checked, and refused with the reason: whoever builds one deletes its row. The key path has no indexes;
 # "= VALUE" narrows a row to one value, and to one scheme for an address ("= rtsp" covers rtsps too).
 NOT_YET: Final[dict[str, str]] = {
-    "budget": "holding a power and temperature budget",
     "update": "updates over MQTT",
-    "camera.min_fps": "keeping a lowest frame rate",
     "camera.url = rtsp": "RTSP cameras",
     "camera.url = v4l2": "V4L2 cameras",
     "camera.url = csi": "CSI cameras",
@@ -58,15 +56,17 @@ def rule_findings(data: dict[str, Any], base: Path) -> Iterator[Finding]:
     for index, camera in _tables(data, "camera"):
         yield from _models_of_camera(index, camera, models)
         yield from _camera_rules(index, camera, base)
+    for index, model in _tables(data, "model"):
+        if "cache_max_age_s" in model and model.get("cache", "off") in ("off", "exact"):
+            message = f'{render(model["cache_max_age_s"])} has no meaning without cache = "scene"'
+            yield Finding(("model", index, "cache_max_age_s"), message, 'leave it out, or set cache = "scene"')
     if isinstance(mqtt := data.get("mqtt"), dict):
         yield from _mqtt_rules(mqtt)
     if isinstance(web := data.get("web"), dict):
         yield from _web_rules(web)
     if isinstance(budget := data.get("budget"), dict):
-        power_w, most_w = budget.get("power_w"), budget.get("max_power_w")
-        if _is_number(power_w) and _is_number(most_w) and power_w > most_w:
-            remedy = f"at most max_power_w = {render(most_w)}"
-            yield Finding(("budget", "power_w"), f"{render(power_w)} is more than max_power_w", remedy)
+        device = data.get("device")
+        yield from _budget_rules(budget, device.get("hardware") if isinstance(device, dict) else None)
 
 
 def model_names(data: dict[str, Any]) -> list[str]:
@@ -172,6 +172,23 @@ def _mqtt_rules(mqtt: dict[str, Any]) -> Iterator[Finding]:
     for key, other in (("cert_file", "key_file"), ("key_file", "cert_file"), ("password_file", "username")):
         if key in mqtt and other not in mqtt:
             yield Finding(("mqtt", key), f"{render(mqtt[key])} is of no use without {other}", f"add {other}")
+
+
+_MEASURED = {"power_w": "watts", "temperature_c": "degrees"}
+
+
+def _budget_rules(budget: dict[str, Any], hardware: object) -> Iterator[Finding]:
+    if not {"power_w", "temperature_c", "latency_p99_ms"} & budget.keys():
+        remedy = "give it power_w, temperature_c or latency_p99_ms, or leave the table out"
+        yield Finding(("budget",), "holds nothing: it names no budget", remedy)
+    power_w, most_w = budget.get("power_w"), budget.get("max_power_w")
+    if _is_number(power_w) and _is_number(most_w) and power_w > most_w:
+        remedy = f"at most max_power_w = {render(most_w)}"
+        yield Finding(("budget", "power_w"), f"{render(power_w)} is more than max_power_w", remedy)
+    for key, unit in _MEASURED.items():
+        if hardware == "none" and key in budget:
+            message = f'{render(budget[key])} could not be held: with hardware = "none" nothing tells the {unit}'
+            yield Finding(("budget", key), message, f'leave {key} out, or set [device] hardware = "auto" or "jetson"')
 
 
 def _web_rules(web: dict[str, Any]) -> Iterator[Finding]:

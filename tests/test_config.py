@@ -90,6 +90,7 @@ def test_defaults() -> None:
     assert (camera.fps, camera.min_fps, camera.pace, camera.loop, camera.priority) == (None, None, "realtime", True, 0)
     assert (model.variant, model.backend, model.max_batch, model.lanes) == ("auto",) * 4
     assert (model.batch_timeout_ms, model.timeout_s) == (20.0, 10.0)
+    assert (model.cache, model.cache_max_age_s) == ("off", 10.0)
     assert (config.device.hardware, config.device.store) == ("auto", Path("/var/lib/edge-runtime"))
     assert config.telemetry.window_s == 10.0
     assert (config.mqtt, config.web, config.budget, config.update) == (None, None, None, None)
@@ -209,6 +210,10 @@ PLANTED: list[tuple[str, str, int | None, str | None, str, str]] = [
     (MODEL, f"{MODEL}\nmax_batch = true", 15, "model[1].max_batch", "true is neither", "from 1 to 256"),
     (MODEL, f'{MODEL}\nlanes = "many"', 15, "model[1].lanes", '"many" is neither', "from 1 to 64"),
     (MODEL, f"{MODEL}\ntimeout_s = 0", 15, "model[1].timeout_s", "0 is out of range", "at most 600"),
+    (MODEL, f'{MODEL}\ncache = "scenes"', 15, "model[1].cache", '"scenes" is not one', 'mean "scene"?'),
+    (MODEL, f'{MODEL}\ncache = "scene"\ncache_max_age_s = 0', 16, "model[1].cache_max_age_s", "0 is out", "3600"),
+    (MODEL, f'{MODEL}\ncache = "exact"\ncache_max_age_s = 5', 16, "model[1].cache_max_age_s", "5 has no", "scene"),
+    (MODEL, f"{MODEL}\ncache_max_age_s = 5", 15, "model[1].cache_max_age_s", "5 has no meaning", 'cache = "scene"'),
     (MODEL, f"{MODEL}\nbatch_timeout_ms = -1", 15, "model[1].batch_timeout_ms", "-1 is out", "from 0"),
     ("", "[telemetry]\nwindow_s = 0.1\n", 16, "telemetry.window_s", "0.1 is out of range", "from 0.2 to 3600"),
     ("", MQTT + "port = 70000\n", 17, "mqtt.port", "70000 is out of range", "from 1 to 65535"),
@@ -261,9 +266,14 @@ PLANTED: list[tuple[str, str, int | None, str | None, str, str]] = [
     # the shape of the document
     ("[[model]]", "[model]", 12, "model", "written as a single table", "[[model]], with two brackets"),
     # known, but not built yet
-    ("", "[budget]\npower_w = 15.0\n", 15, "budget", "can't do it yet", "leave the table [budget] out"),
+    ("", "[budget]\nmax_power_w = 15.0\n", 15, "budget", "holds nothing", "give it power_w"),
+    ("", "[budget]\n", 15, "budget", "holds nothing", "leave the table out"),
+    ("", "[budget]\npower_w = 0\n", 16, "budget.power_w", "0 is out of range", "above 0"),
+    ("", "[budget]\npower_w = nan\n", 16, "budget.power_w", "no finite number", "above 0"),
+    ("", "[budget]\ntemperature_c = 20\n", 16, "budget.temperature_c", "20 is out of range", "30 to 110"),
+    ("", "[budget]\nlatency_p99_ms = true\n", 16, "budget.latency_p99_ms", "true is true or false", "a number"),
+    ("", "[budget]\ntemperature_c = 85\nprofile = 3\n", 17, "budget.profile", "3 is not text", "path of a file"),
     ("", '[web]\nlisten = "0.0.0.0:8080"\n', 16, "web.listen", "open to other machines", "token_file"),
-    (CAM2, f"{CAM2}\nmin_fps = 5", 11, "camera[2].min_fps", "can't do it yet", "leave it out"),
     (MODEL, f'{MODEL}\nbackend = "tensorrt"', 15, "model[1].backend", '"tensorrt" is known, but', "another"),
     (URL2, '"rtsp://h/1"', 10, "camera[2].url", '"rtsp://h/1" is known, but', "another"),
     (URL2, '"RTSPS://h/1"', 10, "camera[2].url", "known, but", "another"),
@@ -326,10 +336,33 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
         (9, "camera[2].url"),
         (10, "camera[2].modle"),
         (11, "camera[2].min_fps"),
-        (11, "camera[2].min_fps"),
         (15, "model[1].bundle"),
         (17, "telemetry.window_s"),
     ]
+
+
+NO_HARDWARE = GOOD.replace("[device]", '[device]\nhardware = "none"')
+
+
+def test_a_budget_that_nothing_could_tell_is_refused() -> None:
+    text = NO_HARDWARE + "[budget]\npower_w = 15\ntemperature_c = 85\nlatency_p99_ms = 80\n"
+    found = problems(text)
+    assert [problem.key for problem in found] == ["budget.power_w", "budget.temperature_c"]
+    assert 'with hardware = "none" nothing tells the watts' in found[0].message
+    assert found[1].remedy == 'leave temperature_c out, or set [device] hardware = "auto" or "jetson"'
+    assert parse_config(NO_HARDWARE + "[budget]\nlatency_p99_ms = 80\n", "c.toml", Path.cwd()).budget is not None
+
+
+def test_a_budget_and_the_rates_that_it_has_to_keep() -> None:
+    text = GOOD.replace(CAM2, f"{CAM2}\nmin_fps = 5") + "[budget]\ntemperature_c = 85\nmax_power_w = 20\n"
+    config = parse_config(text + 'profile = "p.toml"\n', "c.toml", Path("/etc/edge"))
+    assert config.cameras[1].min_fps == 5
+    assert config.budget is not None
+    assert (config.budget.power_w, config.budget.max_power_w, config.budget.temperature_c) == (None, 20, 85)
+    assert config.budget.profile == Path("/etc/edge/p.toml")
+    # at full pace there is a lowest rate too
+    full = '[[camera]]\nname = "x"\nurl = "file:a.mp4"\npace = "max"\nmin_fps = 3\n'
+    assert parse_config(full + text, "c.toml", Path.cwd()).cameras[0].min_fps == 3
 
 
 def test_without_cameras_and_models() -> None:

@@ -30,10 +30,11 @@ from edge_runtime.cli.main import build_parser
 from edge_runtime.clock import SystemClock
 from edge_runtime.config import DEFAULT_CONFIG, Config, load_config, parse_config
 from edge_runtime.config_rules import NOT_YET
-from edge_runtime.control.commands import CommandSpec, camera, ping, reload, variant
+from edge_runtime.control.commands import CommandSpec, camera, ping, reload, set_budget, variant
 from edge_runtime.control.dispatcher import Dispatcher
-from edge_runtime.records.commands import ReloadArgs, ReloadResult, VariantArgs
+from edge_runtime.records.commands import ReloadArgs, ReloadResult, SetBudgetArgs, VariantArgs
 from edge_runtime.records.events import EventKind
+from edge_runtime.records.governing import Budget
 from edge_runtime.records.messages import Presence
 from edge_runtime.records.window import FrameCounts, Payload, Stamped, WindowReport
 from tests.e2e.daemon import DaemonProcess
@@ -145,8 +146,8 @@ def test_the_readme_shows_both_commands_and_says_what_is_missing() -> None:
     assert {"scripts/demo", "scripts/test"} <= lines
     missing = README.read_text(encoding="utf-8").partition("## What this version does not do")[2]
     for word in (
-        "TensorRT", "governor", "RTSP", "V4L2", "CSI", "[update]", "min_fps", "Jetson", "Simulated", "status page",
-        "previews", "set-budget", "reload", "No watt", "golden pictures",
+        "TensorRT", "governor", "RTSP", "V4L2", "CSI", "[update]", "[budget]", "Jetson", "Simulated", "status page",
+        "previews", "reload", "No watt", "golden pictures",
     ):  # fmt: skip
         assert word in missing, f"the README does not say what holds for {word}"
 
@@ -355,6 +356,13 @@ class Obedient:
         return outcome(args.model, args.variant)
 
 
+class Willing:
+    """A budget that is what it is told to be."""
+
+    def set(self, args: SetBudgetArgs) -> Budget:
+        return Budget(args.power_w, args.temperature_c, args.latency_p99_ms)
+
+
 def outcome(model: str, variant: str) -> ReloadResult:
     return ReloadResult(
         model=model, engine="sha256:e", bundle="sha256:b", variant=variant, backend="onnxruntime", source="reload",
@@ -396,6 +404,7 @@ def obey(sent: tuple[str, str, str]) -> tuple[dict[str, Any], Noted]:
         "camera": camera(cameras),
         "reload": reload(models),
         "variant": variant(models),
+        "set-budget": set_budget(Willing()),
     }
     dispatcher = Dispatcher(identity, clock, lambda: True, commands)
     reply = dispatcher.handle(name, body.encode(), door="mqtt" if door == "mqtt" else "socket")
@@ -413,7 +422,8 @@ def test_commands_of_the_pages_are_obeyed(place: str, sent: tuple[str, str, str]
 
 def test_every_command_is_shown_through_both_doors() -> None:
     shown = {(door, name) for _, (door, name, _) in COMMANDS}
-    assert shown >= {(door, name) for door in ("mqtt", "socket") for name in ("ping", "camera", "reload", "variant")}
+    names = ("ping", "camera", "reload", "variant", "set-budget")
+    assert shown >= {(door, name) for door in ("mqtt", "socket") for name in names}
 
 
 KINDS = {"kind": "event", "ok": "reply", "expires_utc": "command", "retryable": "error", "status": "health"}

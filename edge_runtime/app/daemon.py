@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_runtime.app.budget import BudgetKeeper
 from edge_runtime.app.cameras import CameraSwitch
 from edge_runtime.app.door import DaemonDoor, History
+from edge_runtime.app.governing import Governing, find_profile
 from edge_runtime.app.health import (
     LOOK_PERIOD_S,
     Health,
@@ -29,6 +31,7 @@ from edge_runtime.app.health import (
 from edge_runtime.app.identity import clock_synced, make_identity
 from edge_runtime.app.keeper import ModelKeeper
 from edge_runtime.app.loader import Loader
+from edge_runtime.app.machine import Choose, choose_machine
 from edge_runtime.app.messaging import Messaging
 from edge_runtime.app.proof import prove
 from edge_runtime.app.reread import Reread
@@ -39,22 +42,22 @@ from edge_runtime.app.telling import IdleWatch, Teller
 from edge_runtime.bundled import bundled_media
 from edge_runtime.camera.av import decode_image
 from edge_runtime.camera.open import open_camera
+from edge_runtime.camera.protocol import Camera
 from edge_runtime.clock import SystemClock
 from edge_runtime.config import CameraConfig, Config
-from edge_runtime.control.commands import camera, ping, reload, variant
+from edge_runtime.control.commands import camera, ping, reload, set_budget, variant
 from edge_runtime.control.dispatcher import Dispatcher
 from edge_runtime.errors import EdgeError
-from edge_runtime.hardware.energy import IdlePower
 from edge_runtime.hardware.memory import available_bytes, use_one_arena
 from edge_runtime.hardware.sampler import Sampler
-from edge_runtime.hardware.sources import Sensors, make_sensors
 from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.frames import FrameResult
+from edge_runtime.records.governing import Operating
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.power import Unavailable
 from edge_runtime.records.window import WindowReport
-from edge_runtime.sim.module import MODULES, SIM_MODE, SimDevice, sim_candidate
-from edge_runtime.telemetry.windows import ModelView, WindowBuilder, WindowLoop, WindowSources, describe
+from edge_runtime.telemetry.operating import ModelView
+from edge_runtime.telemetry.windows import WindowBuilder, WindowLoop, WindowSources, describe
 from edge_runtime.threads import ThreadGroup
 from edge_runtime.web.access import read_token
 from edge_runtime.web.server import WebServer
@@ -67,6 +70,9 @@ SWITCH_INTERVAL_S = 0.0005
 SWEEP_PERIOD_S = 1.0
 LOAD_DEADLINE_S = 300.0
 """What systemd is told that loading and warming up one model may take."""
+
+GOVERNOR_SILENCE_S = 5.0
+"""Its lease lapses long before: then it has had its chance."""
 
 STOP_S = 4.5
 """All of a stop; it has to be over in 5 s."""
@@ -101,9 +107,13 @@ class Daemon:
         observers: Observers | None = None,
         notifier: Notifier | None = None,
         config_file: Path | None = None,
+        choose: Choose = choose_machine,
+        open_source: Callable[[CameraConfig], Camera] | None = None,
     ) -> None:
-        """`config_file` is read again on `request_reread`."""
+        """`config_file` is read again on `request_reread`. `choose`: what `[device] hardware` means. `open_source`:
+        what a `[[camera]]` means, in place of its `url`."""
         self._config = config
+        self._open_source = open_source or _open_source
         self._observers = observers or Observers()
         self._notifier = notifier or Notifier()
         self._clock = SystemClock()
@@ -121,6 +131,11 @@ class Daemon:
         self.pipeline = Pipeline(self._on_result, self._thread_died)
         self.messaging = Messaging(config, self.identity, self._clock)
         self._tell = Teller(self.messaging)
+        # a simulated module has to be there before its engines
+        self._machine = choose(
+            config.device.hardware, self.pipeline, on_switch=self._tell.sensor, on_death=self._thread_died
+        )
+        self.budget = BudgetKeeper(config.budget, measured=config.device.hardware != "none", tell=self._tell.budget)
         self._switch = CameraSwitch(
             self.pipeline.camera,
             {each.name: each.fps for each in config.cameras},
@@ -138,6 +153,7 @@ class Daemon:
                 free_bytes=available_bytes,
                 read_image=lambda path: decode_image(path.read_bytes()),
                 cancel=self._loader.cancel,
+                wrap=self._machine.wrap,
             ),
             self._loader,
             tell=self._tell.model,
@@ -152,10 +168,13 @@ class Daemon:
                 "camera": camera(self._switch),
                 "reload": reload(self.keeper),
                 "variant": variant(self.keeper),
+                "set-budget": set_budget(self.budget),
             },
             observe=self._tell.command,
         )
-        self._reread = Reread(config, config_file, self.keeper, self.messaging, self._notifier)
+        self._reread = Reread(
+            config, config_file, self.keeper, self.messaging, self._notifier, budget=self.budget.apply
+        )
         self._supervisor = Supervisor(
             self._look,
             Watchdog(self._notifier),
@@ -163,6 +182,7 @@ class Daemon:
         )
         self._history = History()
         self._sampler: Sampler | None = None
+        self._governing: Governing | None = None
         self._windows: WindowLoop | None = None
         self._web: WebServer | None = None
         self._idle = IdleWatch()
@@ -210,9 +230,12 @@ class Daemon:
         gc.freeze()
         # a window needs a reading at or before its start
         sampler.start()
+        governing = self._governing = self._make_governing(sampler)
         builder = WindowBuilder(self.identity, self._window_sources(sampler), self._clock)
         self._windows = WindowLoop(builder, self._on_window, config.telemetry.window_s, self._thread_died)
         self._start_web(sampler, token)
+        governing.begin()
+        governing.start()
         self.pipeline.start()
         self._windows.start()
         self._loader.start()
@@ -279,6 +302,9 @@ class Daemon:
 
         # first of all: a job that loads a model gives up
         step(lambda: self._loader.stop(left_s(LOADER_STOP_S)))
+        if (governing := self._governing) is not None:
+            # what it would see from here on is nobody's wish; its point stays until nothing runs any more
+            step(lambda: governing.stop(left_s(0.3)))
         step(lambda: self.pipeline.stop(left_s(PIPELINE_STOP_S)))
         if (sampler := self._sampler) is not None:
             sampler.hurry()
@@ -286,6 +312,8 @@ class Daemon:
             # the last window has everything that was in flight
             step(lambda: windows.stop(left_s(0.8)))
         step(self.pipeline.close)
+        if governing is not None:
+            step(governing.close)
         if (web := self._web) is not None:
             step(lambda: web.stop(left_s(0.5)))
         step(lambda: self.messaging.stop(left_s))
@@ -308,25 +336,35 @@ class Daemon:
         return not self.stopping
 
     def _add_camera(self, config: CameraConfig) -> None:
-        url = f"file:{bundled_media(config.source.location)}" if config.source.kind == "bundled" else config.url
-        source = open_camera(name=config.name, url=url, fps=config.fps, pace=config.pace, loop=config.loop)
+        source = self._open_source(config)
         self.pipeline.add_camera(source, config.models, full_pace=config.pace == "max", priority=config.priority)
 
     def _make_sampler(self) -> Sampler:
-        hardware = self._config.device.hardware
-        keep_s = 2 * self._config.telemetry.window_s + 10
-        if hardware.startswith("sim:"):
-            module = MODULES[hardware.removeprefix("sim:")]
-            device = SimDevice(module, self.pipeline.busy_ns, self.pipeline.lanes)
+        machine, hardware = self._machine, self._config.device.hardware
+        if isinstance(machine.sensors, Unavailable):
+            log.info("no power is measured: %s", machine.sensors.reason)
+        elif machine.wrap is not None:
             log.info("power and temperature are simulated: %s", hardware)
-            sensors: Sensors | Unavailable = Sensors([sim_candidate(device)], on_death=self._thread_died)
-            idle = IdlePower({SIM_MODE: module.idle_w})
-        else:
-            sensors = make_sensors(hardware, on_switch=self._tell.sensor, on_death=self._thread_died)
-            idle = IdlePower()
-        if isinstance(sensors, Unavailable):
-            log.info("no power is measured: %s", sensors.reason)
-        return Sampler(sensors, idle=idle, keep_s=keep_s, on_death=self._thread_died)
+        keep_s = 2 * self._config.telemetry.window_s + 10
+        return Sampler(machine.sensors, idle=machine.idle, keep_s=keep_s, on_death=self._thread_died)
+
+    def _make_governing(self, sampler: Sampler) -> Governing:
+        profile, trouble = find_profile(self._config, self._machine)
+        if trouble is not None:
+            self._tell.profile(trouble)
+        return Governing(
+            self._config,
+            self.pipeline,
+            self.keeper,
+            self._switch,
+            self.budget.current,
+            sampler,
+            profile=profile,
+            profile_trouble=trouble,
+            clock=self._machine.clock,
+            tell=self._tell.governor,
+            on_death=self._thread_died,
+        )
 
     def _window_sources(self, sampler: Sampler) -> WindowSources:
         return WindowSources(
@@ -337,7 +375,14 @@ class Daemon:
             thermal=sampler.temperature,
             clock_synced=clock_synced,
             fps_wanted=self._switch.wanted,
+            operating=self.operating,
+            seconds_above=sampler.seconds_above,
         )
+
+    def operating(self) -> Operating:
+        """How this device is governed now. Any thread."""
+        governing = self._governing
+        return Operating(self.budget.current()) if governing is None else governing.operating()
 
     def _start_web(self, sampler: Sampler, token: str | None) -> None:
         config = self._config
@@ -356,6 +401,8 @@ class Daemon:
             fps_wanted=self._switch.wanted,
             keeper=self.keeper,
             shelf=self.shelf,
+            budget=self.budget,
+            operating=self.operating,
         )
         # one folder is enough for us; systemd would give several, separated by colons
         runtime = os.environ.get(RUNTIME_DIRECTORY, "").partition(":")[0]
@@ -413,6 +460,8 @@ class Daemon:
             if self._ending.wait(LOOK_PERIOD_S):
                 return
             self._supervisor.awake()
+            if self._governing is not None:
+                self._governing.check()
             self._tell.cameras(self.pipeline.cameras())
             if time.monotonic() - t_swept >= SWEEP_PERIOD_S:
                 t_swept = time.monotonic()
@@ -426,6 +475,9 @@ class Daemon:
             loops["windows"] = LoopView(self._windows.tick_ns, 2 * self._config.telemetry.window_s + 10)
         if self._sampler is not None and self._sampler.supervised:
             loops["sampler"] = LoopView(self._sampler.tick_ns, 10.0)
+        governing = self._governing
+        if governing is not None:
+            loops["governor"] = LoopView(governing.tick_ns, GOVERNOR_SILENCE_S)
         models = self.pipeline.models
         return HealthInput(
             now_ns=now_ns,
@@ -441,7 +493,12 @@ class Daemon:
                 name: reason for name, model in models.items() if (reason := model.desk.down_reason) is not None
             },
             threads_dead=[*self._dead, *self.messaging.dead()],
-            alarms=[*self._alarms, *self.keeper.alarms(), *self.messaging.alarms()],
+            alarms=[
+                *self._alarms,
+                *self.keeper.alarms(),
+                *self.messaging.alarms(),
+                *(() if governing is None else governing.alarms()),
+            ],
         )
 
     def _thread_died(self, name: str, error: BaseException) -> None:
@@ -451,3 +508,8 @@ class Daemon:
         log.critical("%s; stopping", self._fatal)
         self._ending.set()
         self.request_stop()
+
+
+def _open_source(config: CameraConfig) -> Camera:
+    url = f"file:{bundled_media(config.source.location)}" if config.source.kind == "bundled" else config.url
+    return open_camera(name=config.name, url=url, fps=config.fps, pace=config.pace, loop=config.loop)

@@ -14,6 +14,7 @@ from types import FrameType
 
 import numpy as np
 
+from edge_runtime.app.budget import describe as describe_budget
 from edge_runtime.app.daemon import Daemon, Observers
 from edge_runtime.camera.media import probe
 from edge_runtime.config import Config, parse_config
@@ -26,6 +27,8 @@ from edge_runtime.telemetry.windows import describe
 DEFAULT_PORT = 1883
 WINDOW_S = 2.0
 DEVICE = "demo"
+BUDGET_W = 6.2
+"""A little less than what the bundled model takes on the bundled clip at the simulated module's highest clock."""
 SURE = 0.4
 """The lines name what was found with at least this score."""
 
@@ -119,6 +122,11 @@ url = {json.dumps(url)}
 name = "detector"
 bundle = {json.dumps(model)}
 variant = {json.dumps("fp32-416" if bundle is None else "auto")}
+{'ladder = ["fp32-320"]' if bundle is None else ""}
+[budget]
+power_w = {BUDGET_W}
+temperature_c = 85.0
+latency_p99_ms = 80.0
 [mqtt]
 broker = "embedded"
 port = {port}
@@ -132,9 +140,10 @@ window_s = {WINDOW_S}
 def _introduce(daemon: Daemon, config: Config, port: int, say: Say) -> None:
     resident = daemon.pipeline.models[config.models[0].name].desk.resident()
     assert resident is not None
-    info = resident.info
-    say(f"Model {config.models[0].bundle}: {info.variant} on {info.backend}, engine {info.digest[:19]}")
+    variants = ", ".join(each.name for each in daemon.keeper.site_models()[0].variants)
+    say(f"Model {config.models[0].bundle}: {variants} on {resident.info.backend}")
     say(f"Camera {config.cameras[0].source.shown}. Power is simulated: {config.device.hardware}.")
+    say(f"Budget {describe_budget(daemon.budget.current())}: the governor begins with little and finds out what fits.")
     say(f"Reports are on MQTT at 127.0.0.1:{port}. In another terminal, try:")
     say(f"    mosquitto_sub -h 127.0.0.1 -p {port} -t 'edge/v1/{DEVICE}/#' -v")
     say(f"One line per window of {WINDOW_S:.0f} s, as it comes back from the broker:")

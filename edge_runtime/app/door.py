@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge_runtime.app.budget import BudgetKeeper
 from edge_runtime.app.health import Health as Judgement
 from edge_runtime.app.identity import clock_synced
 from edge_runtime.app.keeper import ModelKeeper
@@ -21,8 +22,10 @@ from edge_runtime.engine.archive import bundle_bytes
 from edge_runtime.engine.upload import Upload
 from edge_runtime.hardware.sampler import Sampler
 from edge_runtime.pipeline.pipeline import Pipeline
+from edge_runtime.records.governing import Operating
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.status import (
+    BudgetNow,
     CameraNow,
     FrameTotals,
     Health,
@@ -31,8 +34,8 @@ from edge_runtime.records.status import (
     PowerNow,
     StatusReport,
 )
-from edge_runtime.records.window import CameraWindow, WindowReport
-from edge_runtime.telemetry.windows import ModelView
+from edge_runtime.records.window import CacheCounts, CameraWindow, WindowReport
+from edge_runtime.telemetry.operating import ModelView, governor_now, operating_point
 from edge_runtime.web.door import Entry, StoredBundle
 
 KEPT_WINDOWS = 360
@@ -66,15 +69,24 @@ class History:
         self._lock = threading.Lock()
         self._windows: deque[WindowReport] = deque(maxlen=KEPT_WINDOWS)
         self._totals: dict[tuple[str, str], _Total] = {}
+        self._caches: dict[str, CacheCounts] = {}
         self._joules = 0.0
+        self._violated_s = 0.0
 
     def add(self, report: WindowReport) -> None:
         with self._lock:
             self._windows.append(report)
             if report.energy is not None:
                 self._joules += report.energy.joules
+            if report.budget is not None:
+                self._violated_s += report.budget.violated_s or 0.0
             for camera in report.cameras:
                 self._count(camera)
+            for model in report.models:
+                if model.cache is not None:
+                    before = self._caches.get(model.name, CacheCounts()).model_dump()
+                    now = {key: before[key] + count for key, count in model.cache.model_dump().items()}
+                    self._caches[model.name] = CacheCounts(**now)
 
     def _count(self, camera: CameraWindow) -> None:
         total = self._totals.setdefault((camera.name, camera.model), _Total())
@@ -102,6 +114,16 @@ class History:
     def joules(self) -> float:
         with self._lock:
             return self._joules
+
+    def violated_s(self) -> float:
+        """Seconds above the power budget."""
+        with self._lock:
+            return self._violated_s
+
+    def cache(self, model: str) -> CacheCounts | None:
+        """What was asked of a model's cache; None where it has none."""
+        with self._lock:
+            return self._caches.get(model)
 
     def camera(self, name: str, model: str) -> tuple[FrameTotals, LatencyTotals, float | None]:
         """Frames, latencies and the newest rate of a camera on a model."""
@@ -153,6 +175,8 @@ class DaemonDoor:
     fps_wanted: Callable[[], dict[str, float | None]]
     keeper: ModelKeeper
     shelf: Shelf
+    budget: BudgetKeeper
+    operating: Callable[[], Operating]
 
     def health(self) -> Health:
         judged = self.judgement()
@@ -175,6 +199,7 @@ class DaemonDoor:
         newest = self.history.windows(1)
         window = newest[0] if newest else None
         models = list(self.models())
+        operating = self.operating()
         down = {model.name: model.down_reason for model in models if model.down_reason is not None}
         return StatusReport(
             device=self.identity.device,
@@ -192,6 +217,9 @@ class DaemonDoor:
             power=self._power(window),
             power_reason=self._power_reason(window),
             thermal=None if window is None else window.thermal,
+            budget=self._budget(),
+            governor=governor_now(operating),
+            operating_point=operating_point(operating, models, self.fps_wanted()),
             mqtt=self.messaging.mqtt_now(),
             spool=self.messaging.spool_now(),
             window=window,
@@ -235,7 +263,19 @@ class DaemonDoor:
             backend=model.backend if up else None,
             max_batch=model.max_batch if up else None,
             lanes=desk.lanes,
+            cache=self.history.cache(model.name),
             reason=model.down_reason,
+        )
+
+    def _budget(self) -> BudgetNow:
+        budget, set_by, max_power_w = self.budget.in_force()
+        return BudgetNow(
+            power_w=budget.power_w,
+            temperature_c=budget.temperature_c,
+            latency_p99_ms=budget.latency_p99_ms,
+            max_power_w=max_power_w,
+            set_by=set_by,
+            violated_s=round(self.history.violated_s(), 3),
         )
 
     def _power_reason(self, window: WindowReport | None) -> str | None:

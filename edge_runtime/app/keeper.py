@@ -6,12 +6,13 @@ What runs after a start: the last local `reload` (persisted), else what the conf
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_runtime.app.loader import Loader
-from edge_runtime.app.models import BACKEND, ladder_of, lanes_for, load_variant, open_bundle
+from edge_runtime.app.models import BACKEND, ladder_of, lanes_for, load_variant, measure, offered, open_bundle
 from edge_runtime.app.outcome import Source, describe, outcome, passing
 from edge_runtime.app.shelf import Shelf
 from edge_runtime.app.swap import Swapper, Target, Wish
@@ -22,6 +23,7 @@ from edge_runtime.errors import BundleError, EdgeError, EngineError
 from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.commands import ReloadArgs, ReloadResult, VariantArgs
 from edge_runtime.records.events import ReportedModel, Scalar, Severity
+from edge_runtime.records.governing import ModelSite
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,8 @@ _GIVEN_UP = ("cancelled", "stopping")
 
 @dataclass(slots=True)
 class _Kept:
-    """One configured model. `bundle` and `variant` are what runs, or ran last; None while it is down for `error`.
+    """One configured model. `bundle` and `variant` are what is to run, or ran last; None while it is down for `error`.
+    The governor may let a lighter variant run meanwhile.
 
     `loaded`: the configuration that it was loaded by, where `config` could not be taken over yet.
     `fallback`: why it does not run what was reloaded last. `previous`: the digest of the bundle before, for a way back.
@@ -76,6 +79,8 @@ class ModelKeeper:
         self._loader = loader
         self._tell = tell
         self._changed = changed
+        self._lock = threading.Lock()
+        self._under_change: set[str] = set()
         lanes = lanes_for(config.models)
         self._kept = {
             each.name: _Kept(each, lanes[each.name], sum(each.name in camera.models for camera in config.cameras), each)
@@ -104,6 +109,7 @@ class ModelKeeper:
                 kept.variant = ladder[0].info.variant
                 if (note := _missing(kept.bundle, kept.config)) is not None:
                     log.warning("model %s: %s", name, note)
+            measure(ladder)
             self._pipeline.add_model(
                 name,
                 ladder[0] if ladder else None,
@@ -112,6 +118,8 @@ class ModelKeeper:
                 timeout_s=kept.config.timeout_s,
                 down_reason=None if kept.error is None else str(kept.error),
                 others=ladder[1:],
+                cache=kept.config.cache,
+                cache_max_age_s=kept.config.cache_max_age_s,
             )
         errors = [kept.error for kept in self._kept.values() if kept.error is not None]
         if errors and len(errors) == len(self._kept):
@@ -154,7 +162,9 @@ class ModelKeeper:
         try:
             kept.bundle = bundle = open_bundle(kept.config.bundle)
             first, *others = ladder_of(bundle, kept.config, kept.config.variant)
-            resident = load_variant(bundle, first, kept.config, lanes=kept.lanes, streams=kept.streams)
+            resident = load_variant(
+                bundle, first, kept.config, lanes=kept.lanes, streams=kept.streams, wrap=self._swapper.wrap
+            )
             return [resident, *self._load_others(kept, bundle, others)]
         except EdgeError as error:
             kept.bundle, kept.error = None, _bare(error)
@@ -208,10 +218,52 @@ class ModelKeeper:
             left += self._applied(self._kept[name], wanted[name], lanes[name])
         return left
 
+    # --- the governor
+
+    def site_models(self) -> tuple[ModelSite, ...]:
+        """Every model, with the variants that it may run: what people want first, then what costs less. `places` and
+        `sizes` are those of the variant that runs now."""
+        return tuple(self._site(kept) for name, kept in self._kept.items() if name in self._pipeline.models)
+
+    def changing(self, model: str) -> bool:
+        """Whether a command or a configuration is changing what a model runs."""
+        with self._lock:
+            return model in self._under_change
+
+    def prefer(self, model: str, variant: str) -> bool:
+        """Run another variant of the ladder from the next batch on. What people want stays what it is.
+
+        False, and nothing done, while a change of that model is under way, where it is down or has none such loaded.
+        """
+        with self._lock:  # held over the exchange: a change that begins now finds the ladder as it is then
+            pipe = self._pipeline.models.get(model)
+            if pipe is None or model in self._under_change:
+                return False
+            before = pipe.desk.resident()
+            if not pipe.desk.choose(variant):
+                return False
+        if pipe.desk.resident() is not before:
+            self._changed()
+        return True
+
+    def _site(self, kept: _Kept) -> ModelSite:
+        desk = self._pipeline.models[kept.config.name].desk
+        ladder = desk.ladder()
+        return ModelSite(
+            kept.config.name,
+            desk.lanes,
+            offered(ladder, kept.variant),
+            places=ladder[0].places if ladder else 1,
+            sizes=ladder[0].engine.allowed_batches if ladder else None,
+            batch_timeout_ms=kept.config.batch_timeout_ms,
+        )
+
     # --- on the loader's thread
 
     def _tried(self, kept: _Kept, what: str, job: Callable[[], ReloadResult]) -> ReloadResult:
         name = kept.config.name
+        with self._lock:
+            self._under_change.add(name)
         try:
             result = job()
         except EdgeError as error:
@@ -219,6 +271,10 @@ class ModelKeeper:
                        {"model": name, "state": "refused", "code": error.code})  # fmt: skip
             raise
         finally:
+            if not self._loader.cancel.is_set():
+                measure(self._pipeline.models[name].desk.ladder())
+            with self._lock:
+                self._under_change.discard(name)
             self._changed()
         if result.changed:
             self._tell("info", f"{what}: {describe(result)}", {
@@ -290,17 +346,25 @@ class ModelKeeper:
             kept.loaded.max_batch != kept.config.max_batch
             or any(len(each.lanes) != kept.lanes for each in ladder.values())
         )
-        if set(digests) <= set(ladder) and not anew:
+        # one that was left out at the start cannot be asked for now: it must not cost the others their switch
+        complete = set(digests) <= set(ladder) or (kept.left_out is not None and not applying and digests[0] in ladder)
+        if complete and not anew:
             shorter = applying and kept.loaded.ladder != kept.config.ladder
-            others = [each for digest, each in ladder.items() if digest in digests[1:] or not shorter]
-            swapped = self._swapper.switch(target, ladder[digests[0]], others)
+            keep = [each for digest, each in ladder.items() if digest in digests or not shorter]
+            wanted, current = ladder[digests[0]], pipe.desk.ladder()[0]
+            # a file that wants what was wanted before leaves the governor its choice
+            same = wanted.info.variant == kept.variant and wanted.info.bundle == current.info.bundle
+            stays = applying and same and current in keep
+            swapped = self._swapper.switch(target, current if stays else wanted, keep)
+            variant = wanted.info.variant
         else:
             swapped = self._swapper.swap(target, wish)
+            variant = swapped.resident.info.variant
         if applying or swapped.proof is not None:
             kept.loaded = kept.config
         if before_it is not None and before_it.digest != wish.bundle.digest:
             kept.previous = before_it.digest
-        kept.bundle, kept.variant, kept.source, kept.error = wish.bundle, swapped.resident.info.variant, source, None
+        kept.bundle, kept.variant, kept.source, kept.error = wish.bundle, variant, source, None
         if swapped.proof is not None:
             kept.left_out = None  # all of the ladder was loaded anew
         if (note := _missing(wish.bundle, kept.config)) is not None:
@@ -329,6 +393,7 @@ class ModelKeeper:
         pipe = self._pipeline.models[name]
         pipe.timeout_ns = int(config.timeout_s * 1e9)
         pipe.desk.set_batch_timeout(config.batch_timeout_ms / 1e3)
+        pipe.cache.configure(config.cache, config.cache_max_age_s)
         wish, source = None, kept.source
         if source == "reload" and (old.bundle, old.variant) != (config.bundle, config.variant):
             left.append(f"model {name}: runs what was reloaded last, until `edge-runtime reload {name} --reset`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge_runtime.bundled import SCHEME, bundled_engine
@@ -16,6 +16,7 @@ from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.engine.protocol import Engine
 from edge_runtime.engine.slot import Resident
 from edge_runtime.errors import EdgeError, EngineError
+from edge_runtime.records.governing import VariantSite
 from edge_runtime.vision.decode import build_decoder
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,9 @@ BATCH_GAIN = 1.2
 """A larger batch is taken where it brings at least this factor in frames per second: more than noise brings."""
 _BATCH_RUNS = 5
 _COST_RUNS = 3
+
+Wrap = Callable[[Engine], Engine]
+"""Makes an engine that answers what the given one does, otherwise: as slowly as a simulated module would."""
 
 BACKEND: Backend = "onnxruntime"
 """What runs models in this version."""
@@ -60,18 +64,23 @@ def open_bundle(source: Path | str) -> Bundle:
     return load_bundle(Path(source))
 
 
-def load_variant(bundle: Bundle, variant: str, config: ModelConfig, *, lanes: int, streams: int) -> Resident:
+def load_variant(
+    bundle: Bundle, variant: str, config: ModelConfig, *, lanes: int, streams: int, wrap: Wrap | None = None
+) -> Resident:
     """A variant of the bundle loaded and warm, with lanes and buffers, for `streams` cameras.
 
+    `wrap`: what is made of the engine before it runs frames.
     Raises BundleError or EngineError; anything that a library may raise becomes one (code `load_failed`).
     """
     started = time.monotonic()
     try:
-        engine = load_engine(bundle, variant)
+        engine: Engine = load_engine(bundle, variant)
         try:
             info = engine.info
             decoder = build_decoder(info.output, info.input, info.output_shapes)
+            # a matter of the engine alone, whatever clock a simulated module has now
             places = choose_batch(engine, config.max_batch, streams)
+            engine = engine if wrap is None else wrap(engine)
             resident = Resident(engine, decoder, lanes=lanes, places=places, buffers=2 * lanes + 1)
         except BaseException:
             engine.close()
@@ -103,7 +112,8 @@ def ladder_of(bundle: Bundle, config: ModelConfig, variant: str) -> tuple[str, .
 
 
 def run_cpu_s(resident: Resident) -> float:
-    """CPU time in seconds of a run of one picture: what it takes from the cores, whatever else they do meanwhile.
+    """CPU time in seconds of a run of one picture: what it takes from the cores, whatever else they do meanwhile, and
+    whatever clock a simulated module has, which lets lanes sleep.
 
     Measured once: a lane lasts as long as its engine. Raises EngineError.
     """
@@ -128,6 +138,31 @@ def _measure_cpu_s(resident: Resident) -> float:
         return min(times) / batch
     finally:
         engine.release(buffer)
+
+
+def measure(ladder: Sequence[Resident]) -> None:
+    """Let it be known what a run of each costs, where there is a choice. Those that do not run stay unknown."""
+    for each in ladder if len(ladder) > 1 else ():
+        _try_measure(each)
+
+
+def _try_measure(resident: Resident) -> None:
+    try:
+        run_cpu_s(resident)
+    except EngineError as error:
+        log.warning("what %s costs cannot be measured: %s", resident.info.variant, error)
+
+
+def offered(ladder: Sequence[Resident], wanted: str) -> tuple[VariantSite, ...]:
+    """The variants that can be switched to at once, of the bundle that runs: the wanted one first, then those that
+    cost less, the lightest last. One whose cost is not known cannot be told to be lighter."""
+    costs_s = {each.info.variant: each.run_cpu_s for each in ladder if each.info.bundle == ladder[0].info.bundle}
+    if not costs_s:
+        return (VariantSite(wanted),)
+    first = wanted if wanted in costs_s else ladder[0].info.variant
+    most_s = costs_s.pop(first)
+    lighter = [(cost_s, name) for name, cost_s in costs_s.items() if cost_s and most_s and cost_s < most_s]
+    return VariantSite(first, most_s), *(VariantSite(name, cost_s) for cost_s, name in sorted(lighter, reverse=True))
 
 
 def choose_batch(engine: Engine, wanted: int | str, streams: int) -> int:

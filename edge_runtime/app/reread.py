@@ -1,19 +1,20 @@
 """SIGHUP: the configuration is read again, and what can change while cameras run is taken over.
 
-A configuration that is wrong changes nothing. Cameras, budgets and everything else but `[[model]]` need a restart;
-whoever changed them is told.
+A configuration that is wrong changes nothing. Cameras and everything else but `[[model]]` and `[budget]` need a
+restart; whoever changed them is told.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from edge_runtime.app.keeper import ModelKeeper
 from edge_runtime.app.messaging import Messaging
 from edge_runtime.app.sd_notify import Notifier
 from edge_runtime.app.telling import LEVELS
-from edge_runtime.config import Config, load_config
+from edge_runtime.config import BudgetConfig, Config, load_config
 from edge_runtime.errors import EdgeError
 from edge_runtime.records.events import Severity
 
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 _TABLES = {
     "device": "[device]",
     "cameras": "[[camera]]",
-    "budget": "[budget]",
     "mqtt": "[mqtt]",
     "telemetry": "[telemetry]",
     "web": "[web]",
@@ -31,16 +31,24 @@ _TABLES = {
 
 
 class Reread:
-    """Reads `file` again on the loader's thread. `config` is what the daemon was started with."""
+    """Reads `file` again on the loader's thread. `config` is what the daemon was started with. `budget` is given what
+    the file says of budgets, changed or not."""
 
     def __init__(
-        self, config: Config, file: Path | None, keeper: ModelKeeper, messaging: Messaging, notifier: Notifier
+        self,
+        config: Config,
+        file: Path | None,
+        keeper: ModelKeeper,
+        messaging: Messaging,
+        notifier: Notifier,
+        budget: Callable[[BudgetConfig | None], None],
     ) -> None:
         self._config = config
         self._file = file
         self._keeper = keeper
         self._messaging = messaging
         self._notifier = notifier
+        self._budget = budget
 
     def run(self) -> None:
         """Once. Never raises: what is wrong is logged and told as an event."""
@@ -66,6 +74,10 @@ class Reread:
             for key, table in _TABLES.items()
             if getattr(config, key) != getattr(self._config, key)
         ]
+        # before the models: a stricter one should hold while they are loaded
+        self._budget(config.budget)
+        if _profile_of(config) != _profile_of(self._config):
+            left.append("[budget] profile: changed, needs a restart")
         left += self._keeper.apply(config)
         if left:
             self._tell("warning", "the configuration was read again; not taken over: " + "; ".join(left))
@@ -79,3 +91,7 @@ class Reread:
             log.log(LEVELS[severity], "%s", line)
         if self._messaging.events is not None:
             self._messaging.events.emit("config", text, severity=severity, digest=self._messaging.config_digest)
+
+
+def _profile_of(config: Config) -> Path | None:
+    return None if config.budget is None else config.budget.profile

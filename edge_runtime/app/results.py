@@ -44,6 +44,7 @@ class ResultPublisher:
             latency_ms=round((result.timings.t_result_ns - result.t_capture_ns) / 1e6, 3),
             width=result.width,
             height=result.height,
+            cached=result.cached,
             detections=detections_of(result),
         )
         self._publish(self._topics.results(result.camera), payload.to_json())

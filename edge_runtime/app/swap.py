@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edge_runtime.app.models import BACKEND, ladder_of, load_variant, run_cpu_s
+from edge_runtime.app.models import BACKEND, Wrap, ladder_of, load_variant, run_cpu_s
 from edge_runtime.app.proof import Proof
 from edge_runtime.app.watch import watch
 from edge_runtime.config import ModelConfig
@@ -91,7 +91,11 @@ class Target:
 
 
 class Swapper:
-    """Exchanges engines, on one thread at a time (the loader's). `cancel` ends every wait: the daemon stops."""
+    """Exchanges engines, on one thread at a time (the loader's). `cancel` ends every wait: the daemon stops.
+
+    `wrap`: what is made of every engine before it runs frames; its golden pictures run on that, too: they have to be
+    right on the very lanes that take over, and time does not matter to them.
+    """
 
     def __init__(
         self,
@@ -101,7 +105,9 @@ class Swapper:
         free_bytes: Callable[[], int | None],
         read_image: ReadImage,
         cancel: threading.Event,
+        wrap: Wrap | None = None,
     ) -> None:
+        self.wrap = wrap
         self._ledger = pipeline.ledger
         self._known: dict[tuple[str, int, int], Proof] = {}
         self._prove = prove
@@ -263,7 +269,7 @@ class Swapper:
         try:
             for variant in variants:
                 self._require_going()
-                resident = load_variant(bundle, variant, config, lanes=lanes, streams=streams)
+                resident = load_variant(bundle, variant, config, lanes=lanes, streams=streams, wrap=self.wrap)
                 loaded.append(resident)
                 # the proof was another process: this is the very engine that is going to run
                 probe(resident.engine, resident.lanes[0], bundle, variant, self._read_image)

@@ -16,6 +16,7 @@ from edge_runtime.bench.nothing import NothingEngine, find_nothing, nothing_came
 from edge_runtime.clock import SystemClock
 from edge_runtime.engine.slot import Resident
 from edge_runtime.pipeline.pipeline import Pipeline
+from edge_runtime.records.governing import Budget, Operating
 from edge_runtime.records.power import Unavailable
 from edge_runtime.records.window import WindowReport
 from edge_runtime.telemetry.windows import WindowBuilder, WindowLoop, WindowSources
@@ -146,6 +147,8 @@ def _once(cameras: int, fps: float, lanes: int, seconds: float) -> tuple[float, 
         thermal=lambda: Unavailable("not measured here"),
         clock_synced=lambda: True,
         fps_wanted=dict,
+        operating=lambda: Operating(Budget()),
+        seconds_above=lambda _, __, ___: Unavailable("not measured here"),
     )
     windows = WindowLoop(WindowBuilder(make_identity("bench"), sources, SystemClock()), consume, WINDOW_S)
     ending = threading.Event()

@@ -9,10 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_runtime.cli import bench_governor, bench_surge
 from edge_runtime.cli.numbers import count, positive
 from edge_runtime.errors import EXIT_DONE, CameraError, NotThereError, UsageError
 
 if TYPE_CHECKING:
+    from edge_runtime.bench.cache import CacheBench, CacheRow
     from edge_runtime.bench.overhead import OverheadResult
     from edge_runtime.bench.pipeline import PipelineResult
     from edge_runtime.bench.reload import Load, ReloadBench
@@ -24,6 +26,10 @@ _OVERHEAD = """Process CPU per completed frame of everything but pixels and infe
 through capture, claim, lanes, tickets, ledger and windows, with an engine that answers at once."""
 _RELOAD = """Models take turns under running cameras, as `edge-runtime reload` does it: proof, load, exchange, watch;
 then the same cameras for as long undisturbed. What counts are the differences between the two runs."""
+
+_CACHE = """Clips, a still scene, the same with a sensor's noise, and noise alone, frame by frame in one thread: how
+many runs `cache = "exact"` and `cache = "scene"` save, and how many of the detections that every frame has when each is
+inferred are still there. Only the times depend on the machine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +69,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reload.add_argument("--clip", type=Path, metavar="FILE", help="what the cameras show (default: synthetic pictures)")
     reload.add_argument("--lanes", type=count, metavar="N", help="default: one per core")
     reload.add_argument("--json", action="store_true", help="print one JSON document")
+    cache = commands.add_parser("cache", help="what the caches save and lose", description=_CACHE)
+    cache.add_argument("--bundle", default="bundled:centernet", metavar="DIR", help="default: %(default)s")
+    cache.add_argument("--variant", help="default: fp32-416 of the bundled model, else the bundle's first")
+    cache.add_argument(
+        "--clip", type=Path, action="append", metavar="FILE", help="again for each (default: the bundled clip)"
+    )
+    cache.add_argument("--frames", type=count, default=200, metavar="N", help="of each still scene (%(default)s)")
+    cache.add_argument(
+        "--max-age", type=positive, default=10.0, metavar="S", help="cache_max_age_s of `scene` (%(default)s)"
+    )
+    cache.add_argument("--json", action="store_true", help="print one JSON document")
+    bench_governor.add_arguments(
+        commands.add_parser("governor", help="how well a budget is held, on simulated modules")
+    )
+    bench_surge.add_arguments(commands.add_parser("surge", help="how a latency is held while frames come in a surge"))
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +101,14 @@ def run(args: argparse.Namespace) -> int:
         reloaded = _measure_reload(args)
         print(json.dumps(reloaded.as_dict(), indent=2) if args.json else _reload_table(reloaded))
         return EXIT_DONE
+    if args.bench_command == "cache":
+        cached = _measure_cache(args)
+        print(json.dumps(cached.as_dict(), indent=2) if args.json else _cache_table(cached))
+        return EXIT_DONE
+    if args.bench_command == "governor":
+        return bench_governor.run(args)
+    if args.bench_command == "surge":
+        return bench_surge.run(args)
     from edge_runtime.app.models import cores
     from edge_runtime.bench.overhead import measure_overhead
 
@@ -97,13 +126,9 @@ def _measure_pipeline(args: argparse.Namespace) -> PipelineResult:
     from edge_runtime.app.models import cores, open_bundle
     from edge_runtime.bench.pipeline import measure_pipeline
     from edge_runtime.bundled import bundled_media
-    from edge_runtime.camera.media import probe
 
     clip = args.clip or bundled_media("vtest")
-    try:
-        probe(f"file:{clip.resolve()}")
-    except CameraError as error:
-        raise UsageError(error.message, code=error.code, where=str(clip), remedy="give a video file") from error
+    _check_clip(clip)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-bench-") as folder:
         source = str(_heavy_bundle(Path(folder))) if args.heavy else args.bundle
         return measure_pipeline(
@@ -114,6 +139,33 @@ def _measure_pipeline(args: argparse.Namespace) -> PipelineResult:
             seconds=args.seconds,
             repeats=args.repeats,
         )
+
+
+def _check_clip(clip: Path) -> None:
+    from edge_runtime.camera.media import probe
+
+    try:
+        probe(f"file:{clip.resolve()}")
+    except CameraError as error:
+        raise UsageError(error.message, code=error.code, where=str(clip), remedy="give a video file") from error
+
+
+def _measure_cache(args: argparse.Namespace) -> CacheBench:
+    from edge_runtime.app.models import open_bundle
+    from edge_runtime.bench.cache import measure_cache
+    from edge_runtime.bundled import bundled_media
+
+    clips = args.clip or [bundled_media("vtest")]
+    for clip in clips:
+        _check_clip(clip)
+    variant = args.variant or ("fp32-416" if args.bundle == "bundled:centernet" else "auto")
+
+    def progress(scene: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{scene:40}", end="", file=sys.stderr, flush=True)
+
+    bundle = open_bundle(args.bundle)
+    return measure_cache(bundle, variant, clips, frames=args.frames, max_age_s=args.max_age, progress=progress)
 
 
 def _measure_reload(args: argparse.Namespace) -> ReloadBench:
@@ -169,6 +221,26 @@ def _pipeline_table(result: PipelineResult) -> str:
             f"  c  one thread    {result.sequential_fps:8.1f} fps   b/c {result.pipeline_to_sequential:.3f}",
             f"  CPU ms a frame: {stages}  sum {total:.2f}  framework {result.framework_ms:.2f}",
             f"  peak RSS {result.peak_rss_mb:.0f} MB",
+        ]
+    )
+
+
+def _cache_table(result: CacheBench) -> str:
+    def share(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    def row(each: CacheRow) -> str:
+        return (
+            f"  {each.scene:32} {each.cache:6} {each.frames:6d} {each.saved * 100:7.1f} {each.bypassed * 100:9.1f} "
+            f"{each.detections:11d} {share(each.recall, 4):>7} {share(each.recall_given, 4):>9} "
+            f"{share(each.repeated, 4):>9} {share(each.look_us, 0):>8}"
+        )
+
+    return "\n".join(
+        [
+            f"{result.bundle} {result.variant}, a run {result.infer_ms:.1f} ms, at most {result.max_age_s:g} s old",
+            f"  {'scene':32} cache  frames saved % bypassed % detections  recall  of given  repeated  look us",
+            *map(row, result.rows),
         ]
     )
 

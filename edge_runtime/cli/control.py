@@ -9,12 +9,12 @@ import json
 import os
 import pwd
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.errors import EdgeError, NotThereError
+from edge_runtime.errors import EdgeError, NotThereError, RefusedError, UsageError
 
 RUN_SOCKET = Path("/run/edge-runtime/control.sock")
 STORE_SOCKET = Path("/var/lib/edge-runtime/control.sock")
@@ -145,6 +145,34 @@ def checked_reply(path: Path, status: int, body: bytes) -> dict[str, Any]:
             retryable=reply.get("retryable") is True,
         )
     return reply
+
+
+def execute(
+    path: Path, name: str, args: Mapping[str, Any], *, usage: Set[str], failed: Set[str], timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """A command on a control socket, and its result.
+
+    Raises UsageError for errors whose code is in `usage`, EdgeError for those in `failed` and where the daemon does not
+    answer, RefusedError for all others.
+    """
+    body = json.dumps({"args": args}).encode()
+    status, answer = request(path, "POST", f"/api/command/{name}", body, timeout_s=timeout_s)
+    try:
+        reply = json.loads(answer)
+    except ValueError:
+        reply = None
+    if isinstance(reply, dict) and isinstance(error := reply.get("error"), dict):
+        code, where, remedy = str(error.get("code")), error.get("where"), error.get("remedy")
+        kind = UsageError if code in usage else EdgeError if code in failed else RefusedError
+        raise kind(
+            clean(error.get("message")),
+            code=code,
+            where=None if where is None else clean(where),
+            remedy=None if remedy is None else clean(remedy),
+            retryable=error.get("retryable") is True,
+        )
+    result = checked_reply(path, status, answer).get("result")
+    return result if isinstance(result, dict) else {}
 
 
 def _denied(path: Path) -> EdgeError:

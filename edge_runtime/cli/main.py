@@ -57,6 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
     reload_command.add_arguments(reload)
     reload.set_defaults(handler=reload_command.run)
 
+    budget = commands.add_parser("budget", help="show or change what the running daemon holds", description=_BUDGET)
+    from edge_runtime.cli import budget as budget_command
+
+    budget_command.add_arguments(budget)
+    budget.set_defaults(handler=budget_command.run)
+
     check = commands.add_parser("check-config", help="say whether a configuration is valid, and if not, why and where")
     check.add_argument("config", type=Path, metavar="CONFIG", nargs="?")
     check.add_argument("--print-default", action="store_true", help="print the default configuration, to start from")
@@ -91,6 +97,12 @@ _RELOAD = (
     "Sends BUNDLE to the running daemon, which proves it in a process of its own, loads it beside the old one, "
     "exchanges the two between batches, and goes back where the new one fails. Waits for the outcome. What was "
     "reloaded last also runs after the next start, until --reset. Exits 3 where the model was refused or taken back."
+)
+
+
+_BUDGET = (
+    "Prints the budget in force. With options it changes what they name, until the daemon's next start or until "
+    "[budget] in its configuration is another one. Exits 3 for a power above the configuration's max_power_w."
 )
 
 

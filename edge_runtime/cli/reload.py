@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.cli.control import add_daemon_arguments, checked_reply, clean, find_daemon, request
-from edge_runtime.errors import EXIT_DONE, EdgeError, RefusedError, UsageError
+from edge_runtime.cli.control import add_daemon_arguments, checked_reply, clean, execute, find_daemon, request
+from edge_runtime.errors import EXIT_DONE, UsageError
 
 if TYPE_CHECKING:
     from edge_runtime.engine.bundle import Bundle
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     elif not args.reset:
         wanted["bundle"] = args.bundle
     try:
-        result = _command(place, wanted)
+        result = execute(place, "reload", wanted, usage=_USAGE, failed=_FAILED, timeout_s=OUTCOME_S)
     except KeyboardInterrupt:
         print("edge-runtime: the daemon goes on with it; see `edge-runtime status`", file=sys.stderr)
         raise
@@ -137,30 +137,3 @@ def _upload(place: Path, bundle: Bundle, *, quiet: bool) -> str:
         print(f"sending {bundle.name} {bundle.digest[:19]} ...", file=sys.stderr)
     status, body = request(place, "PUT", "/api/bundles", tar_bundle(bundle), timeout_s=OUTCOME_S)
     return str(checked_reply(place, status, body)["digest"])
-
-
-def _command(place: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    status, body = request(
-        place, "POST", "/api/command/reload", json.dumps({"args": wanted}).encode(), timeout_s=OUTCOME_S
-    )
-    try:
-        reply = json.loads(body)
-    except ValueError:
-        reply = None
-    if isinstance(reply, dict) and isinstance(error := reply.get("error"), dict):
-        raise _error(error)
-    result = checked_reply(place, status, body).get("result")
-    return result if isinstance(result, dict) else {}
-
-
-def _error(error: dict[str, Any]) -> EdgeError:
-    code = str(error.get("code"))
-    kind = UsageError if code in _USAGE else EdgeError if code in _FAILED else RefusedError
-    where, remedy = error.get("where"), error.get("remedy")
-    return kind(
-        clean(error.get("message")),
-        code=code,
-        where=None if where is None else clean(where),
-        remedy=None if remedy is None else clean(remedy),
-        retryable=error.get("retryable") is True,
-    )

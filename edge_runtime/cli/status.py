@@ -80,6 +80,8 @@ def describe(report: Mapping[str, Any]) -> str:
         f"health   {clean(health.get('state'))}",
         *(f"         - {clean(reason)}" for reason in health.get("reasons") or []),
         f"power    {_power(report)}",
+        f"budget   {budget_text(report)}",
+        f"governor {_governor(report)}",
         f"broker   {_broker(report.get('mqtt'))}",
     ]
     if (spool := report.get("spool")) is not None:
@@ -130,6 +132,32 @@ def _power(report: Mapping[str, Any]) -> str:
         slowed = ", throttling" if thermal.get("throttling") else ""
         parts.append(f"Tj {_number(thermal.get('tj_c'), 1)} C{slowed}")
     return ", ".join(parts)
+
+
+_BUDGETS = (("power_w", "{} W"), ("temperature_c", "{} C"), ("latency_p99_ms", "p99 {} ms"))
+
+
+def budget_text(report: Mapping[str, Any]) -> str:
+    """The budget in force, and who has set it."""
+    budget = _map(report, "budget")
+    parts = [text.format(f"{budget[key]:g}") for key, text in _BUDGETS if isinstance(budget.get(key), (int, float))]
+    if not parts:
+        return "none"
+    parts.append(f"set by the {clean(budget.get('set_by') or '?')}")
+    if budget.get("violated_s"):
+        parts.append(f"above the power budget for {_number(budget['violated_s'], 1)} s since the start")
+    return ", ".join(parts)
+
+
+def _governor(report: Mapping[str, Any]) -> str:
+    governor = _map(report, "governor")
+    text = f"{clean(governor.get('state') or '-')}: {clean(governor.get('because') or '-')}"
+    point = _map(report, "operating_point")
+    fps = _map(point, "fps")
+    limits = [
+        f"{clean(name)} {_number(fps.get(name), 1)} fps for {clean(why)}" for name, why in _map(point, "limits").items()
+    ]
+    return f"{text} ({', '.join(limits)})" if limits else text
 
 
 def _broker(mqtt: object) -> str:

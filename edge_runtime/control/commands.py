@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Generic, Protocol, TypeVar
 
 from pydantic import JsonValue
 
 from edge_runtime.clock import Clock
-from edge_runtime.records.commands import CameraArgs, PingArgs, ReloadArgs, ReloadResult, VariantArgs
+from edge_runtime.records.commands import (
+    CameraArgs,
+    PingArgs,
+    ReloadArgs,
+    ReloadResult,
+    SetBudgetArgs,
+    VariantArgs,
+)
+from edge_runtime.records.governing import Budget
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.window import Payload
 
@@ -53,6 +61,14 @@ class ModelControl(Protocol):
     def switch(self, args: VariantArgs) -> ReloadResult: ...
 
 
+class BudgetControl(Protocol):
+    """What can be done to the budget."""
+
+    def set(self, args: SetBudgetArgs) -> Budget:
+        """Change what `args` name; the budget that is in force then. Raises EdgeError for what may not be."""
+        ...
+
+
 RELOAD_BUDGET_S = 180.0
 
 
@@ -79,6 +95,11 @@ def camera(control: CameraControl) -> CommandSpec[CameraArgs]:
         return {"name": args.name, "action": args.action, "fps": args.fps}
 
     return CommandSpec(CameraArgs, run)
+
+
+def set_budget(control: BudgetControl) -> CommandSpec[SetBudgetArgs]:
+    """`set-budget`: other budgets, until the next start. Never a power above what the configuration allows."""
+    return CommandSpec(SetBudgetArgs, lambda args: asdict(control.set(args)))
 
 
 def reload(control: ModelControl) -> CommandSpec[ReloadArgs]:

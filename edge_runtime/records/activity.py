@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,33 @@ class Counters:
         self.in_flight += other.in_flight
 
 
+CacheMode = Literal["off", "exact", "scene"]
+"""off: every frame is inferred. exact: one whose input was seen before gets the same answer. scene: a camera's last
+answer holds until something moves."""
+
+CacheOutcome = Literal["hit", "miss", "bypassed"]
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """What was asked of a model's cache: `hits + misses = lookups`. `bypassed`: frames for which nobody asked."""
+
+    lookups: int = 0
+    hits: int = 0
+    misses: int = 0
+    bypassed: int = 0
+
+    def count(self, outcome: CacheOutcome) -> None:
+        if outcome == "bypassed":
+            self.bypassed += 1
+            return
+        self.lookups += 1
+        if outcome == "hit":
+            self.hits += 1
+        else:
+            self.misses += 1
+
+
 @dataclass(slots=True)
 class StreamCut:
     """One camera on one model, in one window. `failures` tells `failed` by reason."""
@@ -98,12 +126,13 @@ class StreamCut:
 class EngineCounters:
     """What one engine of one model did in a window; frames without an engine count for the current one."""
 
-    __slots__ = ("backend", "batches", "counters", "inference", "latency", "places", "variant")
+    __slots__ = ("backend", "batches", "cache", "counters", "inference", "latency", "places", "variant")
 
     def __init__(self, variant: str = "", backend: str = "") -> None:
         self.variant = variant
         self.backend = backend
         self.counters = Counters()
+        self.cache = CacheCounters()
         self.latency = Samples()
         self.inference = Samples()
         self.batches = 0

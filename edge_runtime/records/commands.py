@@ -76,6 +76,42 @@ class CameraArgs(Payload):
         return self
 
 
+class SetBudgetArgs(Payload):
+    """`set-budget`: other budgets, until the next start or until the configuration's are changed. What is absent stays
+    as it is, null lifts it."""
+
+    power_w: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        strict=True,
+        allow_inf_nan=False,
+        description="Watts of the module; at most the configuration's max_power_w.",
+    )
+    temperature_c: float | None = Field(
+        default=None,
+        ge=30,
+        le=110,
+        strict=True,
+        allow_inf_nan=False,
+        description="Degrees Celsius of the hottest junction.",
+    )
+    latency_p99_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=60_000,
+        strict=True,
+        allow_inf_nan=False,
+        description="From capture to result, 99th percentile.",
+    )
+
+    @model_validator(mode="after")
+    def _anything(self) -> SetBudgetArgs:
+        if not self.model_fields_set:
+            raise ValueError('one of "power_w", "temperature_c" and "latency_p99_ms" has to be there')
+        return self
+
+
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 

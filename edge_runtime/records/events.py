@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from edge_runtime.records.window import Payload, Stamped
 
-EventKind = Literal["unclean-start", "spool", "camera", "model", "command", "config", "sensor"]
+EventKind = Literal["unclean-start", "spool", "camera", "model", "command", "config", "sensor", "governor"]
 """The kinds of this version. They are the last level of a topic."""
 
 Severity = Literal["info", "warning", "error"]

@@ -117,7 +117,10 @@ class Timings:
 
 @dataclass(slots=True)
 class FrameResult:
-    """What became of one frame on one model: in capture order per (camera, model)."""
+    """What became of one frame on one model: in capture order per (camera, model).
+
+    `cached`: the answer to an earlier frame, given again without a run.
+    """
 
     camera: str
     model: str
@@ -130,3 +133,4 @@ class FrameResult:
     labels: tuple[str, ...]
     output: Output
     timings: Timings = field(default_factory=Timings)
+    cached: bool = False

@@ -44,4 +44,5 @@ class FrameDetections(Stamped):
     latency_ms: float
     width: int
     height: int
+    cached: bool = Field(default=False, description="Whether an earlier answer was given again without a run.")
     detections: list[Detection]

@@ -50,6 +50,16 @@ class Energy:
 
 
 @dataclass(frozen=True, slots=True)
+class Exceeded:
+    """For how long a span was above a limit: `above_s` by one-second means, s. For `unknown_s` of the span that cannot
+    be told, for `reason`; None where it is 0."""
+
+    above_s: float
+    unknown_s: float = 0.0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Unavailable:
     """Why there is no value. Never a zero."""
 

@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from edge_runtime.records.cameras import CameraState
-from edge_runtime.records.window import Payload, ThermalWindow, WindowReport
+from edge_runtime.records.governing import GovernorWord
+from edge_runtime.records.window import CacheCounts, OperatingPointWindow, Payload, ThermalWindow, WindowReport
 
 HealthState = Literal["ok", "degraded", "wedged"]
 
@@ -68,6 +69,7 @@ class ModelNow(Payload):
     backend: str | None
     max_batch: int | None = None
     lanes: int | None = None
+    cache: CacheCounts | None = Field(default=None, description="Since the start; null where no cache had a part.")
     reason: str | None = None
 
 
@@ -113,6 +115,28 @@ class PowerNow(Payload):
     joules_total: float = Field(ge=0)
 
 
+class BudgetNow(Payload):
+    """What has to be held; null: no such budget."""
+
+    power_w: float | None = Field(description="Of the module.")
+    temperature_c: float | None = Field(description="Of the hottest junction.")
+    latency_p99_ms: float | None = Field(description="From capture to result.")
+    max_power_w: float | None = Field(description="What set-budget may not exceed; null: there is no bound.")
+    set_by: Literal["configuration", "command"]
+    violated_s: float = Field(
+        ge=0, description="Seconds above the power budget by more than 3 %, summed over all windows since the start."
+    )
+
+
+class GovernorNow(Payload):
+    """What the governor does."""
+
+    state: GovernorWord
+    because: str = Field(description="In words, for people.")
+    changes: int = Field(ge=0, description="How often the operating point has changed since the start.")
+    estimates: dict[str, float] = Field(description="What is estimated and not measured, by name.")
+
+
 class StatusReport(Payload):
     """What the daemon does now. A value that is not known is null, never 0."""
 
@@ -132,6 +156,9 @@ class StatusReport(Payload):
     power: PowerNow | None
     power_reason: str | None = Field(description="Why there is no power; null when there is.")
     thermal: ThermalWindow | None
+    budget: BudgetNow
+    governor: GovernorNow
+    operating_point: OperatingPointWindow
     mqtt: MqttNow | None = Field(description="Null without [mqtt].")
     spool: SpoolNow | None
     window: WindowReport | None = Field(description="The last window; null before the first one.")

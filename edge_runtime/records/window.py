@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from edge_runtime.records.cameras import CameraState
+from edge_runtime.records.governing import GovernorWord, LimitWord
 
 
 class Payload(BaseModel):
@@ -77,6 +78,15 @@ class CameraWindow(Payload):
     latency_ms: Latency
 
 
+class CacheCounts(Payload):
+    """What was asked of a model's cache: hits + misses = lookups, always."""
+
+    lookups: int = Field(default=0, ge=0)
+    hits: int = Field(default=0, ge=0, description="An earlier answer was given again, unless the frame had failed.")
+    misses: int = Field(default=0, ge=0)
+    bypassed: int = Field(default=0, ge=0, description="Frames for which nobody asked: that had not been worth it.")
+
+
 class ModelWindow(Payload):
     """One engine of one model. A model that changed its engine in the window has two of these."""
 
@@ -88,6 +98,7 @@ class ModelWindow(Payload):
     batch_mean: float | None = Field(description="Frames per batch; null when nothing ran.")
     latency_ms: Latency
     inference_ms: Latency
+    cache: CacheCounts | None = Field(default=None, description="Null where no cache had a part.")
 
 
 class EnergyWindow(Payload):
@@ -121,24 +132,44 @@ class ThermalWindow(Payload):
 
 
 class OperatingPointWindow(Payload):
-    """What runs how: the variant per model, the wanted rate per camera (null: the source's own)."""
+    """What runs how, at the end of the window."""
 
-    variants: dict[str, str]
-    fps: dict[str, float | None]
-    batch: dict[str, int]
+    variants: dict[str, str] = Field(description="The variant that runs, by model.")
+    fps: dict[str, float | None] = Field(description="The most that a camera may have; null: its source's own rate.")
+    batch: dict[str, int] = Field(description="Most frames in a run, by model.")
+    limits: dict[str, LimitWord] = Field(
+        default_factory=dict, description="Why a camera is held back, by name; one that is not is absent."
+    )
+    batch_timeout_ms: dict[str, float] = Field(
+        default_factory=dict, description="How long a frame waits for others, by model; absent: as configured."
+    )
+    gpu_hz: float | None = Field(default=None, description="Cap of the GPU's clock, Hz; null: none.")
 
 
 class GovernorWindow(Payload):
-    state: str
-    because: str
+    """What the governor does, at the end of the window."""
+
+    state: GovernorWord
+    because: str = Field(description="In words, for people.")
+    changes: int = Field(default=0, ge=0, description="How often the operating point changed in the window.")
+    estimates: dict[str, float] = Field(
+        default_factory=dict, description="What is estimated and not measured, by name; empty: nothing is."
+    )
 
 
 class BudgetWindow(Payload):
-    """`violated_s`: seconds (of one-second means) above the power budget by more than 3 %."""
+    """The budget at the end of the window; null: no such budget.
+
+    `violated_s`: seconds (of one-second means) above the power budget by more than 3 %.
+    """
 
     power_w: float | None
     temperature_c: float | None
+    latency_p99_ms: float | None = None
     violated_s: float | None
+    reason: str | None = Field(
+        default=None, description="Why violated_s is null, or for which seconds of the window it is not known."
+    )
 
 
 class WindowReport(Stamped):

@@ -12,23 +12,30 @@ from datetime import timedelta
 import numpy as np
 
 from edge_runtime.clock import Clock, utc_text
-from edge_runtime.records.activity import LATENCY_BUCKETS_MS, Counters, EngineCounters, LedgerCut, Samples
+from edge_runtime.records.activity import (
+    LATENCY_BUCKETS_MS,
+    CacheCounters,
+    Counters,
+    EngineCounters,
+    LedgerCut,
+    Samples,
+)
 from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraView, SourceCounters
+from edge_runtime.records.governing import Operating
 from edge_runtime.records.identity import Identity
-from edge_runtime.records.power import Energy, ThermalReading, Unavailable
+from edge_runtime.records.power import Energy, Exceeded, ThermalReading, Unavailable
 from edge_runtime.records.window import (
-    BudgetWindow,
+    CacheCounts,
     CameraWindow,
     EnergyWindow,
     FrameCounts,
-    GovernorWindow,
     Latency,
     ModelWindow,
-    OperatingPointWindow,
     SourceCounts,
     ThermalWindow,
     WindowReport,
 )
+from edge_runtime.telemetry.operating import GoverningReport, ModelView, operating_point
 from edge_runtime.threads import ThreadGroup
 
 log = logging.getLogger(__name__)
@@ -42,18 +49,6 @@ field has seen a report of 3,448,436."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelView:
-    """A model as it stands now; `engine` None when it is down for `down_reason`."""
-
-    name: str
-    engine: str | None
-    variant: str
-    backend: str
-    max_batch: int
-    down_reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class WindowSources:
     """Where a window's parts come from. Called on the windows' thread."""
 
@@ -64,6 +59,8 @@ class WindowSources:
     thermal: Callable[[], ThermalReading | Unavailable]
     clock_synced: Callable[[], bool]
     fps_wanted: Callable[[], Mapping[str, float | None]]
+    operating: Callable[[], Operating]
+    seconds_above: Callable[[int, int, float], Exceeded | Unavailable]
 
 
 class WindowBuilder:
@@ -76,6 +73,7 @@ class WindowBuilder:
         self._seq = 0
         self._start_ns = clock.monotonic_ns()
         self._last_source: dict[str, SourceCounters] = {}
+        self._governing = GoverningReport(sources.operating, sources.seconds_above)
 
     def build(self) -> WindowReport:
         """Close the window that has been open since the last call and report it."""
@@ -96,6 +94,8 @@ class WindowBuilder:
                 )
         ratio, reason = _fps_per_watt(total.completed, energy)
         models = self._sources.models()
+        # after the energy, which waits for the window's last reading
+        operating, governor, budget = self._governing.build(start_ns, end_ns)
         report = WindowReport(
             device=self._identity.device,
             boot=self._identity.boot,
@@ -119,13 +119,9 @@ class WindowBuilder:
             mixed=self._mixed(cut),
             thermal=_thermal(thermal),
             thermal_reason=_reason(thermal),
-            operating_point=OperatingPointWindow(
-                variants={model.name: model.variant for model in models if model.engine},
-                fps=dict(self._sources.fps_wanted()),
-                batch={model.name: model.max_batch for model in models if model.engine},
-            ),
-            governor=GovernorWindow(state="off", because="this version has no governor"),
-            budget=BudgetWindow(power_w=None, temperature_c=None, violated_s=None),
+            operating_point=operating_point(operating, models, self._sources.fps_wanted()),
+            governor=governor,
+            budget=budget,
         )
         self._seq += 1
         return report
@@ -177,6 +173,7 @@ class WindowBuilder:
             batch_mean=round(engine.places / engine.batches, 3) if engine.batches else None,
             latency_ms=_latency(engine.latency),
             inference_ms=_latency(engine.inference),
+            cache=None if engine.cache == CacheCounters() else CacheCounts(**asdict(engine.cache)),
         )
 
 
@@ -256,6 +253,8 @@ def describe(report: WindowReport) -> str:
     parts = [f"window {report.seq}: {frames.completed} frames, {report.fps:.1f} fps"]
     if report.latency_ms.p50 is not None and report.latency_ms.p99 is not None:
         parts.append(f"p50 {report.latency_ms.p50:.1f} ms, p99 {report.latency_ms.p99:.1f} ms")
+    if frames.cached:
+        parts.append(f"{frames.cached} cached")
     lost = {"stale": frames.stale, "failed": frames.failed, **frames.dropped}
     if any(lost.values()):
         parts.append(_reasons({reason: count for reason, count in lost.items() if count}))
@@ -264,6 +263,10 @@ def describe(report: WindowReport) -> str:
         parts.append(f"{report.energy.mean_w:.2f} W, {report.fps_per_watt:.2f} fps/W{word}")
     else:
         parts.append(f"no watts: {report.fps_per_watt_reason}")
+    if report.governor is not None and report.governor.state in ("derating", "safe"):
+        parts.append(f"{report.governor.state}: {report.governor.because}")
+    if report.budget is not None and report.budget.violated_s:
+        parts.append(f"above the power budget for {report.budget.violated_s:.1f} s")
     bad = sorted(
         {
             f"{camera.name} {camera.state}"

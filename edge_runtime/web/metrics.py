@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from edge_runtime.records.cameras import CameraState
+from edge_runtime.records.governing import GovernorWord
 from edge_runtime.records.status import CameraNow, HealthState, LatencyTotals, ModelNow, StatusReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -36,6 +37,7 @@ class StatusCollector(Collector):
         yield from _cameras(report.cameras)
         yield from _models(report.models)
         yield from _energy(report)
+        yield from _governor(report)
         yield from _mqtt(report)
         yield from _spool(report)
 
@@ -130,6 +132,18 @@ def _models(models: list[ModelNow]) -> Iterator[Metric]:
             what = {"engine": model.engine, "variant": model.variant or "", "backend": model.backend or ""}
             info.add_metric((model.name,), what)
     yield from (up, info)
+    lookups = CounterMetricFamily(
+        "edge_cache_lookups", "Frames for which the cache was asked.", labels=("model", "outcome")
+    )
+    bypassed = CounterMetricFamily(
+        "edge_cache_bypassed", "Frames for which it was not, since that had not been worth it.", labels=("model",)
+    )
+    for model in models:
+        if model.cache is not None:
+            lookups.add_metric((model.name, "hit"), model.cache.hits)
+            lookups.add_metric((model.name, "miss"), model.cache.misses)
+            bypassed.add_metric((model.name,), model.cache.bypassed)
+    yield from (lookups, bypassed)
 
 
 def _energy(report: StatusReport) -> Iterator[Metric]:
@@ -154,6 +168,31 @@ def _energy(report: StatusReport) -> Iterator[Metric]:
     if report.window is not None:
         meaning = "Completed frames per joule in the last window."
         yield from _gauge("edge_fps_per_watt", meaning, report.window.fps_per_watt)
+
+
+def _governor(report: StatusReport) -> Iterator[Metric]:
+    budget, governor = report.budget, report.governor
+    latency_s = None if budget.latency_p99_ms is None else budget.latency_p99_ms / 1e3
+    # each is there without a sample too: a budget may come by a command
+    for name, meaning, value in (
+        ("edge_budget_watts", "Power that may be taken.", budget.power_w),
+        ("edge_budget_celsius", "Junction temperature that may be reached.", budget.temperature_c),
+        ("edge_budget_latency_seconds", "99th percentile from capture to result that is to be held.", latency_s),
+    ):
+        family = GaugeMetricFamily(name, meaning)
+        if value is not None:
+            family.add_metric((), value)
+        yield family
+    meaning = "Seconds above the power budget by more than 3 %."
+    yield CounterMetricFamily("edge_budget_violated_seconds", meaning, value=budget.violated_s)
+    meaning = "1 for the state that the governor is in."
+    yield _state("edge_governor_state", meaning, (), [((), governor.state)], GovernorWord)
+    yield CounterMetricFamily("edge_governor_changes", "Changes of the operating point.", value=governor.changes)
+    limits = GaugeMetricFamily("edge_camera_fps_limit", "Frames per second at most, now.", labels=["camera"])
+    for camera, fps in report.operating_point.fps.items():
+        if fps is not None:
+            limits.add_metric((camera,), fps)
+    yield limits
 
 
 def _mqtt(report: StatusReport) -> Iterator[Metric]:

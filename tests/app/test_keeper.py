@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import io
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from edge_runtime.engine.slot import Resident
 from edge_runtime.errors import EdgeError, EngineError
 from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.prepare.png import encode_png
+from edge_runtime.records.activity import CacheCounters
 from edge_runtime.records.commands import ReloadArgs, ReloadResult, VariantArgs
 from edge_runtime.records.frames import Pixels
 from tests.awaiting import wait_until
@@ -226,6 +228,27 @@ def test_what_a_file_says_of_batches_and_the_ladder_is_taken_over_whoever_chose_
     assert device.keeper.source("m") == "reload"
 
 
+def test_a_cache_is_taken_over_at_once_and_nothing_is_loaded_for_it(make: Make) -> None:
+    device = make()
+    before = device.ladder()
+
+    def asked() -> bool:
+        """Whether the cache had a part in the frames of a window that has some."""
+        while True:
+            cut = device.pipeline.cut()
+            engines = [engine for (model, _), engine in cut.engines.items() if model == "m"]
+            if any(engine.counters.completed for engine in engines):
+                return any(engine.cache != CacheCounters() for engine in engines)
+
+    assert not asked()
+    for cache in ("scene", "exact"):
+        assert device.sighup(f'{device.named("configured")}\ncache = "{cache}"') == []
+        wait_until(asked, what=f"{cache} is asked")
+    assert device.sighup(device.named("configured")) == []
+    wait_until(lambda: not asked(), what="nobody is asked any more")
+    assert device.ladder() == before
+
+
 def test_what_a_file_says_and_could_not_be_taken_over_is_tried_again(make: Make) -> None:
     base = 'bundle = "configured"\n'
     device = make(base)
@@ -305,3 +328,114 @@ def test_a_ladder_that_cannot_be_whole_costs_no_model(make: Make, tmp_path: Path
     assert device.variants() == ["large", "middle"]
     device.keeper.switch(VariantArgs(model="m", variant="middle"))
     assert device.variants()[0] == "middle"
+
+
+# --- the governor's choice
+
+LADDER = 'bundle = "configured"\nladder = ["middle", "small"]'
+
+
+def costs(device: Device, **seconds: float) -> None:
+    """Let the variants of the tiny bundle, all alike, cost something."""
+    for each in device.ladder():
+        each.run_cpu_s = seconds[each.info.variant]
+
+
+def offered(device: Device) -> list[str]:
+    return [each.name for each in device.keeper.site_models()[0].variants]
+
+
+def test_what_the_governor_may_choose_from_is_what_costs_less_than_what_is_wanted(make: Make) -> None:
+    device = make(LADDER)
+    assert all(each.run_cpu_s for each in device.ladder())  # measured at the start, where there is a choice
+    assert device.pipeline.models["n"].desk.ladder()[0].run_cpu_s is None
+    costs(device, large=0.03, middle=0.02, small=0.01)
+    first, second = device.keeper.site_models()
+    assert [(each.name, each.busy_s) for each in first.variants] == [("large", 0.03), ("middle", 0.02), ("small", 0.01)]
+    assert (first.name, first.lanes, first.places, first.batch_timeout_ms) == ("m", 1, 1, 20.0)
+    assert [each.name for each in second.variants] == ["fp32"]
+    costs(device, large=0.02, middle=0.03, small=0.01)
+    assert offered(device) == ["large", "small"]
+    assert device.keeper.prefer("m", "small")
+    assert offered(device) == ["large", "small"]
+    device.keeper.switch(VariantArgs(model="m", variant="middle"))
+    assert offered(device) == ["middle", "large", "small"]
+
+
+def test_the_governors_choice_is_not_what_people_want(make: Make) -> None:
+    device = make(LADDER)
+    costs(device, large=0.03, middle=0.02, small=0.01)
+    told = len(device.told)
+    ladder = set(device.ladder())
+    assert device.keeper.prefer("m", "small")
+    assert (device.variants()[0], set(device.ladder())) == ("small", ladder)
+    assert device.keeper.reported()[0].variant == "small"
+    assert device.keeper.prefer("m", "small")
+    assert not device.keeper.prefer("m", "huge")
+    assert not device.keeper.prefer("x", "small")
+    assert (device.variants()[0], len(device.told)) == ("small", told)
+    # a file that says nothing new leaves the choice to the governor, one that does begins anew, and so does a command
+    assert device.sighup(LADDER) == []
+    assert device.variants()[0] == "small"
+    assert offered(device)[0] == "large"
+    assert device.sighup(LADDER + '\nvariant = "middle"') == []
+    assert (device.variants()[0], offered(device)) == ("middle", ["middle", "small"])
+    assert device.keeper.prefer("m", "small")
+    device.keeper.switch(VariantArgs(model="m", variant="middle"))
+    assert device.variants()[0] == "middle"
+    assert device.keeper.prefer("m", "small")
+    assert device.sighup('bundle = "configured"\nladder = ["large"]\nvariant = "middle"') == []
+    assert device.variants() == ["middle", "large"]
+    device.pipeline.models["m"].desk.exchange(None, "down")
+    assert not device.keeper.prefer("m", "middle")
+    assert offered(device) == ["middle"]
+
+
+def test_the_governor_keeps_out_of_a_change_and_finds_its_choice_again_where_it_failed(
+    make: Make, tmp_path: Path
+) -> None:
+    device = make(LADDER)
+    assert device.keeper.prefer("m", "small")
+    before = device.ladder()
+    digest = device.shelf.add(bad_models.wrong_labels(tmp_path / "bad")).digest
+    seen: list[tuple[bool, bool]] = []
+    changing = device.keeper.changing
+    prove_before = device.keeper._swapper._prove
+
+    def proving(*args: Any, **options: Any) -> Any:
+        seen.append((changing("m"), device.keeper.prefer("m", "middle")))
+        assert not changing("n")
+        return prove_before(*args, **options)
+
+    device.keeper._swapper._prove = proving
+    with pytest.raises(EdgeError):
+        device.keeper.reload(ReloadArgs(model="m", bundle=digest))
+    assert seen == [(True, False)]
+    assert not changing("m")
+    assert device.ladder() == before
+    assert device.keeper.prefer("m", "middle")
+
+
+def test_reloads_and_choices_at_once_end_with_what_was_reloaded(make: Make, tmp_path: Path) -> None:
+    device = make(LADDER)
+    first = device.ladder()
+    bundles = [device.shelf.add(three_variants(tmp_path / name, name)).digest for name in ("2", "3")]
+    ended = threading.Event()
+    chosen: list[bool] = []
+
+    def choose() -> None:
+        while not ended.is_set():
+            chosen.append(device.keeper.prefer("m", VARIANTS[len(chosen) % 3]))
+            ended.wait(0.001)
+
+    with ThreadPoolExecutor(1) as pool:
+        choosing = pool.submit(choose)
+        for digest in bundles:
+            device.keeper.reload(ReloadArgs(model="m", bundle=digest))
+        ended.set()
+        choosing.result(5)
+    assert {True, False} <= set(chosen)
+    assert {each.info.bundle for each in device.ladder()} == {bundles[-1]}
+    assert sorted(device.variants()) == sorted(VARIANTS)
+    assert all(each.closed.is_set() for each in first)
+    assert device.pipeline.ledger.totals("m").failed == 0

@@ -7,15 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from edge_runtime.bench.cache import found_in
 from edge_runtime.bench.overhead import measure_overhead
 from edge_runtime.bench.pipeline import STAGES
+from edge_runtime.records.frames import Classification, Detections
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str, timeout_s: float = 110) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edge_runtime", "bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
 
 
 @pytest.mark.full
@@ -55,6 +58,39 @@ def test_overhead_counts_what_it_completes() -> None:
     assert result.handoff_us_median > 0
 
 
+def boxes(*rows: tuple[int, float, float]) -> Detections:
+    """Squares of 10 px at (x, y), of a class."""
+    at = np.array([(x, y, x + 10, y + 10) for _, x, y in rows], np.float32).reshape(-1, 4)
+    return Detections(at, np.ones(len(rows), np.float32), np.array([kind for kind, _, _ in rows], np.int32))
+
+
+def test_what_is_found_again_has_its_class_and_its_place_and_is_used_once() -> None:
+    wanted = boxes((0, 0, 0), (1, 50, 50), (0, 90, 0))
+    assert found_in(wanted, wanted) == 3
+    assert found_in(wanted, boxes((0, 3, 0), (1, 54, 50))) == 1, "3 px of 10 are an IoU of 0.54, 4 px one of 0.43"
+    assert found_in(wanted, boxes((1, 0, 0), (0, 50, 50))) == 0
+    assert found_in(boxes((0, 0, 0), (0, 1, 0)), boxes((0, 0, 0))) == 1
+    assert found_in(wanted, boxes()) == found_in(boxes(), wanted) == 0
+    one, other = (Classification(np.ones(2, np.float32), np.array(ids, np.int32)) for ids in ((3, 5), (5, 7)))
+    assert found_in(one, other) == 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_scene_cache_saves_runs_where_nothing_moves_and_loses_nothing_where_something_does() -> None:
+    found = bench("cache", "--variant", "fp32-320", "--json", timeout_s=500)
+    assert found.returncode == 0, found.stderr
+    rows = {(row["scene"], row["cache"]): row for row in json.loads(found.stdout)["rows"]}
+    assert rows["vtest", "scene"]["recall"] >= 0.99
+    assert rows["vtest", "exact"]["recall"] == rows["still", "exact"]["recall"] == 1
+    for scene in ("still", "still, noise 2", "still, noise 4"):
+        # all but a new engine's first frames, one look, and one more every ten seconds
+        assert rows[scene, "scene"]["saved"] >= 0.88, scene
+    assert rows["noise alone", "scene"]["saved"] == rows["noise alone", "exact"]["saved"] == 0
+    for row in rows.values():
+        assert row["look_us"] < 2_000
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -64,6 +100,7 @@ def test_overhead_counts_what_it_completes() -> None:
         ("pipeline", "--lanes", "-1"),
         ("pipeline", "--clip", "no-such-clip.mp4"),
         ("pipeline", "--bundle", "no-such-bundle"),
+        ("cache", "--clip", "no-such-clip.mp4"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...]) -> None:

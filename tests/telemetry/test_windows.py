@@ -10,12 +10,14 @@ from datetime import datetime, timezone
 
 import pytest
 
-from edge_runtime.records.activity import Counters, EngineCounters, LedgerCut, Samples, StreamCut
+from edge_runtime.records.activity import CacheCounters, Counters, EngineCounters, LedgerCut, Samples, StreamCut
 from edge_runtime.records.cameras import CameraStatus, CameraView, SourceCounters
+from edge_runtime.records.governing import Budget, Decision, Operating, OperatingPoint
 from edge_runtime.records.identity import Identity
-from edge_runtime.records.power import Energy, ThermalReading, Unavailable
-from edge_runtime.records.window import WindowReport
-from edge_runtime.telemetry.windows import ModelView, WindowBuilder, WindowLoop, WindowSources, describe
+from edge_runtime.records.power import Energy, Exceeded, ThermalReading, Unavailable
+from edge_runtime.records.window import CacheCounts, WindowReport
+from edge_runtime.telemetry.operating import ModelView, operating_point
+from edge_runtime.telemetry.windows import WindowBuilder, WindowLoop, WindowSources, describe
 from tests.awaiting import wait_until
 
 S = 1_000_000_000
@@ -60,6 +62,9 @@ class Device:
         self.power: Energy | Unavailable = ENERGY
         self.heat: ThermalReading | Unavailable = ThermalReading(0, 61.5, {"tj": 61.5}, "ina3221", throttling=False)
         self.spans: list[tuple[int, int]] = []
+        self.operating = Operating(Budget())
+        self.exceeded: Exceeded | Unavailable = Exceeded(0.0)
+        self.limits_w: list[float] = []
 
     def builder(self) -> WindowBuilder:
         return WindowBuilder(
@@ -72,6 +77,8 @@ class Device:
                 thermal=lambda: self.heat,
                 clock_synced=lambda: True,
                 fps_wanted=lambda: {"gate": 15.0},
+                operating=lambda: self.operating,
+                seconds_above=self._seconds_above,
             ),
             self.clock,
         )
@@ -79,6 +86,11 @@ class Device:
     def _energy(self, start_ns: int, end_ns: int) -> Energy | Unavailable:
         self.spans.append((start_ns, end_ns))
         return self.power
+
+    def _seconds_above(self, start_ns: int, end_ns: int, watts: float) -> Exceeded | Unavailable:
+        assert (start_ns, end_ns) == self.spans[-1]
+        self.limits_w.append(watts)
+        return self.exceeded
 
 
 def samples(*values_ms: float) -> Samples:
@@ -95,6 +107,22 @@ def a_cut(completed: int = 148) -> LedgerCut:
     engine.counters, engine.latency, engine.batches, engine.places = counters, latency, 80, 144
     engine.inference.add(14_000_000)
     return LedgerCut([StreamCut("gate", "detector", counters, latency, {})], {("detector", "sha256:one"): engine})
+
+
+def test_a_window_tells_what_the_cache_was_asked_and_rates_only_what_was_inferred() -> None:
+    device = Device()
+    builder = device.builder()
+    device.next_cut = a_cut(100)
+    (engine,) = device.next_cut.engines.values()
+    for counters in (engine.counters, device.next_cut.streams[0].counters):
+        counters.captured, counters.cached = 142, 40
+    engine.cache = CacheCounters(lookups=45, hits=40, misses=5, bypassed=95)
+    device.clock.now_ns += 10 * S
+    report = builder.build()
+    assert report.models[0].cache == CacheCounts(lookups=45, hits=40, misses=5, bypassed=95)
+    assert (report.frames.completed, report.frames.cached, report.fps) == (100, 40, 10.0)
+    assert report.fps_per_watt == pytest.approx(100 / 121.4, abs=1e-3)
+    assert "40 cached" in describe(report)
 
 
 def test_a_window_has_the_fields_of_the_contract() -> None:
@@ -127,6 +155,7 @@ def test_a_window_has_the_fields_of_the_contract() -> None:
     assert (report["energy_reason"], report["thermal_reason"]) == (None, None)
     assert report["fps_per_watt"] == pytest.approx(148 / 121.4, abs=1e-3)
     assert report["fps_per_watt_reason"] is None
+    assert report["models"][0]["cache"] is None
     assert report["thermal"] == {
         "tj_c": 61.5, "zones": {"tj": 61.5}, "throttling": False, "source": "ina3221", "over_current": {},
         "reasons": {},
@@ -138,8 +167,75 @@ def test_a_window_has_the_fields_of_the_contract() -> None:
         "variants": {"detector": "fp32-416"},
         "fps": {"gate": 15.0},
         "batch": {"detector": 1},
+        "limits": {},
+        "batch_timeout_ms": {},
+        "gpu_hz": None,
     }
+    assert report["governor"] == {"state": "off", "because": "no budget is set", "changes": 0, "estimates": {}}
+    assert report["budget"] == {
+        "power_w": None, "temperature_c": None, "latency_p99_ms": None, "violated_s": None,
+        "reason": "no power budget is set",
+    }  # fmt: skip
     assert device.spans == [(5 * S, 15 * S)]
+
+
+def test_a_window_says_how_the_device_is_governed() -> None:
+    device = Device()
+    device.operating = Operating(Budget(15.0, 85.0, 80.0), changes=3)
+    builder = device.builder()
+    point = OperatingPoint({"detector": "fp32-320"}, {"gate": 7.5}, {"detector": 1}, {"detector": 5.0}, 612e6)
+    decision = Decision(point, "derating", "15 W are taken", {"gate": "power", "gone": "power"}, True)
+    device.operating = Operating(Budget(15.0, 85.0, 80.0), decision, changes=5, estimates={"watts gate": 2.5})
+    device.exceeded = Exceeded(1.25, 2.0, "a hole of 0.8 s in the readings")
+    report = builder.build()
+    assert report.operating_point is not None
+    assert report.governor is not None
+    assert report.budget is not None
+    # what runs, and not what was decided
+    assert report.operating_point.variants == {"detector": "fp32-416"}
+    assert report.operating_point.fps == {"gate": 7.5}
+    assert report.operating_point.limits == {"gate": "power"}
+    assert (report.operating_point.batch_timeout_ms, report.operating_point.gpu_hz) == ({"detector": 5.0}, 612e6)
+    assert (report.governor.state, report.governor.changes) == ("derating", 2)
+    assert report.governor.estimates == {"watts gate": 2.5}
+    assert device.limits_w == [pytest.approx(15.45)]
+    assert report.budget.violated_s == 1.25
+    assert report.budget.reason == "not known for 2.0 s of the window: a hole of 0.8 s in the readings"
+    assert (report.budget.temperature_c, report.budget.latency_p99_ms) == (85.0, 80.0)
+    assert "derating: 15 W are taken; above the power budget for 1.2 s" in describe(report)
+    # the next one counts anew
+    device.exceeded = Unavailable("no sensor")
+    report = builder.build()
+    assert report.governor is not None
+    assert report.budget is not None
+    assert report.governor.changes == 0
+    assert (report.budget.violated_s, report.budget.reason) == (None, "no sensor")
+
+
+def test_a_budget_that_changed_in_the_window_was_not_the_one_to_hold() -> None:
+    device = Device()
+    device.operating = Operating(Budget(15.0))
+    builder = device.builder()
+    device.operating = Operating(Budget(10.0))
+    report = builder.build()
+    assert report.budget is not None
+    assert (report.budget.power_w, report.budget.violated_s) == (10.0, None)
+    assert report.budget.reason == "the power budget changed in the window"
+    report = builder.build()
+    assert report.budget is not None
+    assert (report.budget.violated_s, report.budget.reason) == (0.0, None)
+    assert device.limits_w == [pytest.approx(10.3)]
+
+
+def test_a_camera_that_wants_what_its_source_has_shows_the_cap_alone() -> None:
+    point = OperatingPoint({}, {"gate": 4.0, "yard": None}, {"detector": 8}, {})
+    operating = Operating(Budget(15.0), Decision(point, "holding", "", {}, False))
+    view = ModelView("detector", "sha256:one", "fp32-416", "onnxruntime", 4, None)
+    down = ModelView("faces", None, "", "", 0, "no file")
+    found = operating_point(operating, [view, down], {"gate": None, "yard": None, "door": 2.0})
+    assert found.fps == {"gate": 4.0, "yard": None, "door": 2.0}
+    # never more than the engine can, and nothing of a model that is down
+    assert found.batch == {"detector": 4}
 
 
 def test_without_a_sensor_energy_is_null_and_the_reason_says_why() -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.records.status import (
+    BudgetNow,
     CameraNow,
     FrameTotals,
+    GovernorNow,
     Health,
     LatencyTotals,
     ModelNow,
@@ -23,11 +25,24 @@ from edge_runtime.records.status import (
     SpoolNow,
     StatusReport,
 )
-from edge_runtime.records.window import FrameCounts, Latency, ThermalWindow, WindowReport
+from edge_runtime.records.window import (
+    CacheCounts,
+    FrameCounts,
+    Latency,
+    OperatingPointWindow,
+    ThermalWindow,
+    WindowReport,
+)
 from edge_runtime.web.door import BundleUpload, Entry, StoredBundle
 
 THERMAL = ThermalWindow(
     tj_c=61.5, zones={"cpu": 55.0}, throttling=False, source="simulated", over_current={}, reasons={}
+)
+BUDGET = BudgetNow(
+    power_w=15.0, temperature_c=None, latency_p99_ms=80.0, max_power_w=20.0, set_by="command", violated_s=2.5
+)
+NO_BUDGET = BudgetNow(
+    power_w=None, temperature_c=None, latency_p99_ms=None, max_power_w=None, set_by="configuration", violated_s=0.0
 )
 TOKEN = "correct-horse-battery-staple"
 
@@ -103,6 +118,8 @@ class FakeDoor:
         self.uploads: list[FakeUpload] = []
         self.reason = 'no "picture"\\\n\x1b[31m'
         self.bare = False
+        self.result: object = None
+        self.refusal: dict[str, object] | None = None
 
     def health(self) -> Health:
         self.before_health()
@@ -114,7 +131,9 @@ class FakeDoor:
     def execute(self, name: str, body: bytes, door: Entry) -> tuple[int, bytes]:
         self.before_execute()
         self.executed.append((name, body, door))
-        return 200, json.dumps({"id": "1", "ok": True, "error": None, "result": None}).encode()
+        error = self.refusal
+        answer = {"id": "1", "ok": error is None, "error": error, "result": self.result}
+        return 200 if error is None else 400, json.dumps(answer).encode()
 
     def open_upload(self) -> BundleUpload:
         upload = FakeUpload()
@@ -136,8 +155,15 @@ class FakeDoor:
         )
         down = CameraNow(name="yard", model="detector", state="down", reason=self.reason, since_s=3700.0, fps=None)
         model = ModelNow(
-            name="detector", engine="sha256:abc", variant="fp32-416", backend="onnxruntime", max_batch=1, lanes=2
+            name="detector",
+            engine="sha256:abc",
+            variant="fp32-416",
+            backend="onnxruntime",
+            max_batch=1,
+            lanes=2,
+            cache=CacheCounts(lookups=30, hits=25, misses=5, bypassed=70),
         )
+        other = model.model_copy(update={"name": "other", "engine": None, "cache": None})
         mqtt = MqttNow(
             connected=False,
             reason="refused",
@@ -161,12 +187,22 @@ class FakeDoor:
             uptime_s=812.5,
             health=self.current,
             cameras=[] if self.bare else [up, down],
-            models=[] if self.bare else [model, model.model_copy(update={"name": "other", "engine": None})],
+            models=[] if self.bare else [model, other],
             power=None
             if self.bare
             else PowerNow(source="simulated", rails=["VDD_IN"], watts=12.5, joules_total=10150.0),
             power_reason="no sensor" if self.bare else None,
             thermal=None if self.bare else THERMAL,
+            budget=NO_BUDGET if self.bare else BUDGET,
+            governor=GovernorNow(state="off", because="no budget is set", changes=0, estimates={})
+            if self.bare
+            else GovernorNow(state="derating", because="15 W are taken", changes=5, estimates={}),
+            operating_point=OperatingPointWindow(
+                variants={"detector": "fp32-416"},
+                fps={} if self.bare else {"gate": 7.5, "yard": None},
+                batch={"detector": 1},
+                limits={} if self.bare else {"gate": "power"},
+            ),
             mqtt=None if self.bare else mqtt,
             spool=None if self.bare else spool,
             window=None if self.bare else window(),

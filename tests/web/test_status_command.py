@@ -65,6 +65,8 @@ def test_the_table(server: WebServer, control: Path, door: FakeDoor, capsys: pyt
     for expected in ("gate-07", "degraded", "- camera yard is down", "12.50 W (simulated)", "1.22 fps/W", "Tj 61.5 C"):
         assert expected in text
     assert "away: refused for 5 s, 3 queued, 1 lost from a full queue, 4 results lost" in text
+    assert "budget   15 W, p99 80 ms, set by the command, above the power budget for 2.5 s since the start" in text
+    assert "governor derating: 15 W are taken (gate 7.5 fps for power)" in text
     gate = next(line for line in text.splitlines() if line.startswith("gate "))
     assert gate.split() == ["gate", "detector", "up", "1", "min", "30", "s", "14.8", "100", "7", "2", "0"]
     # a camera's words cannot drive the terminal
@@ -77,6 +79,7 @@ def test_a_bare_daemon_has_a_table_too(server: WebServer, control: Path, door: F
     text = status_command.describe(status_command.fetch_status(parse("--socket", str(control))))
     assert "not measured: no sensor" in text
     assert "none configured" in text
+    assert "budget   none\ngovernor off: no budget is set\n" in text
 
 
 def test_a_daemon_of_another_version_has_a_table() -> None:

@@ -226,8 +226,20 @@ def test_metrics_parse_back(server: WebServer, control: Path, door: FakeDoor) ->
     assert value("edge_mqtt_results_dropped_total") == 4
     assert value("edge_spool_queued", lane="event") == 2
     assert value("edge_model_up", model="other") == 0
+    assert value("edge_cache_lookups_total", model="detector", outcome="hit") == 25
+    assert value("edge_cache_lookups_total", model="detector", outcome="miss") == 5
+    assert value("edge_cache_bypassed_total", model="detector") == 70
+    assert ("edge_cache_bypassed_total", frozenset({"model": "other"}.items())) not in found
     assert value("edge_build_info", version="9.9", device="gate-07", session="session") == 1
     assert value("edge_health_state", state="ok") == 1
+    assert (value("edge_budget_watts"), value("edge_budget_latency_seconds")) == (15.0, 0.08)
+    assert value("edge_budget_violated_seconds_total") == 2.5
+    assert (value("edge_governor_state", state="derating"), value("edge_governor_state", state="off")) == (1, 0)
+    assert value("edge_governor_changes_total") == 5
+    assert value("edge_camera_fps_limit", camera="gate") == 7.5
+    # what is not limited, or not budgeted, has no sample
+    assert ("edge_camera_fps_limit", frozenset({"camera": "yard"}.items())) not in found
+    assert ("edge_budget_celsius", frozenset()) not in found
     # no window yet, so no rate; and never a 0 in its place
     assert ("edge_fps", frozenset({"camera": "yard", "model": "detector"}.items())) not in found
 

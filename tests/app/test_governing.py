@@ -1,0 +1,275 @@
+"""What the governor sees of a pipeline and does to it, beside what people and configurations do to it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_runtime.app.budget import BudgetKeeper
+from edge_runtime.app.cameras import CameraSwitch
+from edge_runtime.app.governing import NO_LIMIT, Governing, find_profile
+from edge_runtime.app.machine import Machine, simulated
+from edge_runtime.config import parse_config
+from edge_runtime.governor.controller import Controller
+from edge_runtime.governor.profile import Profile, ProfilePoint, save_profile
+from edge_runtime.hardware.sampler import Sampler
+from edge_runtime.pipeline.desk import Desk
+from edge_runtime.pipeline.pipeline import Pipeline
+from edge_runtime.records.commands import SetBudgetArgs
+from edge_runtime.records.governing import Budget, Decision, GovernorSample, OperatingPoint
+from edge_runtime.sim.sensors import Fault
+from tests.app.test_keeper import Device, costs, three_variants
+from tests.awaiting import wait_until
+from tests.engine.graphs import classifier, write_bundle
+
+MODEL = 'bundle = "configured"\nladder = ["middle", "small"]'
+LIGHT = {"m": "small", "n": "fp32"}
+
+
+class Governed:
+    """A device of test_keeper on a simulated module. `told`: every decision."""
+
+    def __init__(self, folder: Path, budget: str, faults: tuple[Fault, ...] = ()) -> None:
+        self.device = Device(folder, MODEL)
+        costs(self.device, large=0.03, middle=0.02, small=0.01)
+        pipeline = self.device.pipeline
+        config = self.device.config(MODEL + (f"\n[budget]\n{budget}" if budget else ""))
+        self.machine = simulated(
+            "orin-nano-8gb", pipeline, on_switch=lambda _: None, on_death=self._died, faults=faults
+        )
+        self.budget = BudgetKeeper(config.budget, measured=True, tell=lambda *_: None)
+        self.switch = CameraSwitch(pipeline.camera, {"c": None})
+        self.sampler = Sampler(self.machine.sensors, idle=self.machine.idle, on_death=self._died)
+        self.told: list[tuple[Decision, Budget]] = []
+        self.dead: list[BaseException] = []
+        self.sampler.start()
+        self.governing = Governing(
+            config,
+            pipeline,
+            self.device.keeper,
+            self.switch,
+            self.budget.current,
+            self.sampler,
+            profile=None,
+            clock=self.machine.clock,
+            tell=self._told,
+            on_death=self._died,
+        )
+
+    @property
+    def desk(self) -> Desk:
+        return self.device.pipeline.models["m"].desk
+
+    def speed(self) -> float:
+        clock = self.machine.clock
+        assert clock is not None
+        return (clock.hz() or 0.0) / clock.steps_hz()[-1]
+
+    def variants(self) -> dict[str, str]:
+        found = {name: model.desk.resident() for name, model in self.device.pipeline.models.items()}
+        return {name: each.info.variant for name, each in found.items() if each is not None}
+
+    def _told(self, decision: Decision, budget: Budget, _: GovernorSample) -> None:
+        self.told.append((decision, budget))
+
+    def _died(self, _: str, error: BaseException) -> None:
+        self.dead.append(error)
+
+    def stop(self) -> None:
+        assert self.governing.stop(2.0) == []
+        self.device.stop()
+        self.governing.close()
+        assert self.sampler.stop(2.0) == []
+        assert self.dead == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    three_variants(tmp_path / "configured")
+    write_bundle(tmp_path / "second", classifier())
+    return tmp_path
+
+
+@pytest.fixture
+def made() -> Iterator[list[Governed]]:
+    all_of_them: list[Governed] = []
+    yield all_of_them
+    for each in all_of_them:
+        each.stop()
+
+
+def make(made: list[Governed], folder: Path, budget: str = "", **options: Any) -> Governed:
+    made.append(Governed(folder, budget, **options))
+    return made[-1]
+
+
+def test_it_begins_with_the_least_where_nobody_knows_what_more_takes(made: list[Governed], folder: Path) -> None:
+    governed = make(made, folder, "power_w = 10")
+    assert governed.switch.in_force() == {"c": None}
+    governed.governing.begin()
+    assert governed.switch.in_force() == {"c": 1.0}
+    assert governed.variants() == LIGHT
+    assert governed.speed() < 0.5
+    governed.governing.close()
+    assert governed.speed() == 1.0
+
+
+def test_a_latency_alone_begins_with_everything(made: list[Governed], folder: Path) -> None:
+    governed = make(made, folder, "latency_p99_ms = 80")
+    governed.governing.begin()
+    assert governed.switch.in_force() == {"c": None}
+    assert governed.variants() == {"m": "large", "n": "fp32"}
+
+
+def test_without_a_budget_it_decides_nothing_and_one_that_comes_is_held(made: list[Governed], folder: Path) -> None:
+    governed = make(made, folder)
+    governed.governing.begin()
+    governed.governing.start()
+    tick_ns = governed.governing.tick_ns
+    wait_until(lambda: governed.governing.tick_ns > tick_ns, what="it has looked twice")
+    assert (governed.told, governed.governing.operating().decision) == ([], None)
+    assert governed.governing.alarms() == []
+    assert governed.variants()["m"] == "large"
+    governed.budget.set(SetBudgetArgs(power_w=12.0))
+    wait_until(lambda: governed.told, what="a decision")
+    assert governed.told[0][1] == Budget(power_w=12.0)
+    assert governed.governing.operating().budget == Budget(power_w=12.0)
+    # and taken away again everything is as it was
+    governed.budget.set(SetBudgetArgs(power_w=None))
+    wait_until(lambda: governed.told[-1][0].state == "off", what="off")
+    wait_until(lambda: governed.variants()["m"] == "large", what="the wanted variant")
+    assert governed.switch.in_force() == {"c": None}
+    assert governed.speed() == 1.0
+
+
+def test_what_a_configuration_read_again_has_changed_is_put_back(
+    made: list[Governed], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = OperatingPoint(LIGHT, {"c": 7.0}, {"m": 1, "n": 1}, {"m": 3.0, "n": 20.0})
+    decided = Decision(point, "derating", "for the test", {}, changed=False)
+    monkeypatch.setattr(Controller, "step", lambda *_: decided)
+    governed = make(made, folder, "power_w = 10")
+    governed.governing.start()
+    wait_until(lambda: governed.desk._timeout_ns == 3_000_000, what="the tuner's time-out")
+    assert governed.device.sighup(f"{MODEL}\nbatch_timeout_ms = 50") == []
+    wait_until(lambda: governed.desk._timeout_ns == 3_000_000, what="the tuner's time-out again")
+    assert governed.switch.in_force() == {"c": 7.0}
+    # it may have all of the engine's places, so a larger engine's as well
+    assert governed.desk._limit == NO_LIMIT
+
+
+def test_a_variant_that_could_not_be_changed_is_changed_later(
+    made: list[Governed], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there is nothing left to hold: nobody would look again."""
+    governed = make(made, folder, "power_w = 10")
+    governed.governing.begin()
+    assert governed.variants() == LIGHT
+    prefer, refusals = governed.device.keeper.prefer, [False, False]
+    monkeypatch.setattr(governed.device.keeper, "prefer", lambda *asked: refusals.pop() if refusals else prefer(*asked))
+    governed.budget.apply(None)
+    governed.governing.start()
+    wait_until(lambda: governed.variants()["m"] == "large", what="the wanted variant")
+    assert refusals == []
+
+
+def test_a_lease_that_nobody_renews_lapses_to_the_safe_point(
+    made: list[Governed], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang, free = threading.Event(), threading.Event()
+    point = OperatingPoint({"m": "large", "n": "fp32"}, {"c": None}, {"m": 1, "n": 1}, {"m": 20.0, "n": 20.0})
+
+    def step(*_: object) -> Decision:
+        if hang.is_set():
+            free.wait(30)
+        return Decision(point, "holding", "for the test", {}, changed=False)
+
+    monkeypatch.setattr(Controller, "step", step)
+    governed = make(made, folder, "power_w = 10")
+    governing = governed.governing
+    governing.start()
+    wait_until(lambda: governed.told, what="a decision")
+    governing.check()
+    assert governing.alarms() == []
+    hang.set()
+    tick_ns = governing.tick_ns
+
+    def lapsed() -> bool:
+        governing.check()
+        return bool(governing.alarms())
+
+    wait_until(lapsed, 5, "the lapse")
+    assert (time.monotonic_ns() - tick_ns) / 1e9 < 3
+    assert governing.alarms() == ["the safe point is in force: the governor does not answer"]
+    operating = governing.operating()
+    assert operating.decision is not None
+    assert (operating.decision.state, operating.decision.point.fps) == ("safe", {"c": 1.0})
+    assert governed.switch.in_force() == {"c": 1.0}
+    assert governed.variants() == LIGHT
+    told = len(governed.told)
+    hang.clear()
+    free.set()
+    wait_until(lambda: len(governed.told) > told and governing.alarms() == [], what="it is governed again")
+    wait_until(lambda: governed.variants()["m"] == "large", what="the wanted variant")
+
+
+def test_equal_trouble_gives_equal_words_without_numbers(made: list[Governed], folder: Path) -> None:
+    governed = make(made, folder, "power_w = 10\ntemperature_c = 85", faults=(Fault("missing", 0.0, 1e6),))
+    governed.governing.start()
+    seen: set[str] = set()
+
+    def looked_enough() -> bool:
+        seen.update(governed.governing.alarms())
+        return len(governed.told) > 6
+
+    wait_until(looked_enough, what="looks enough")
+    assert seen == {"the safe point is in force: no reading of power and temperature"}
+    assert not re.search(r"\d", "".join(seen))
+
+
+# --- the profile
+
+DIGEST = "sha256:" + "0" * 64
+
+
+def profile(**fields: Any) -> Profile:
+    point = ProfilePoint(
+        engine=DIGEST, bundle=DIGEST, variant="fp32", backend="onnxruntime", lanes=1, batch=1, fps=30.0,
+        busy_s=0.03, joules_per_frame=0.1, p99_ms=40.0,
+    )  # fmt: skip
+    given = {"module": "orin-nano-8gb", "mode": "simulated", "t_utc": "2026-01-31T12:00:00Z", **fields}
+    return Profile.model_validate({"schema": "edge.profile/1", "point": (point,), **given})
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return simulated("orin-nano-8gb", Pipeline(lambda _: None), on_switch=lambda _: None, on_death=lambda *_: None)
+
+
+def test_a_profile_is_used_where_it_fits_and_trouble_where_it_does_not(tmp_path: Path, machine: Machine) -> None:
+    (tmp_path / "store").mkdir()
+    keep = tmp_path / "store" / "profile.toml"
+    text = (
+        '[device]\nstore = "store"\n[[camera]]\nname = "c"\nurl = "synthetic:"\n[[model]]\nname = "m"\nbundle = "b"\n'
+    )
+    configured = parse_config(text, "config.toml", tmp_path)
+    assert find_profile(configured, machine) == (None, None)
+    save_profile(keep, profile())
+    found, trouble = find_profile(configured, machine)
+    assert (found, trouble) == (profile(), None)
+    save_profile(keep, profile(module="orin-nx-16gb"))
+    found, trouble = find_profile(configured, machine)
+    assert found is None
+    assert "it was measured on orin-nx-16gb, this is orin-nano-8gb" in str(trouble)
+    keep.write_text("nonsense\n= 3", encoding="utf-8")
+    found, trouble = find_profile(configured, machine)
+    assert found is None
+    assert str(keep) in str(trouble)
+    assert "\n" not in str(trouble)

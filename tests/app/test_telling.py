@@ -1,0 +1,98 @@
+"""What the daemon tells of its governor: every state, and of the operating point no more than the spool can take."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_runtime.app.telling import Teller
+from edge_runtime.records.governing import Budget, Decision, GovernorSample, GovernorWord, OperatingPoint
+
+S = 1_000_000_000
+BUDGET = Budget(15.0, 85.0, None)
+
+
+class Events:
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def emit(self, kind: str, message: str, *, severity: str = "info", **data: Any) -> None:
+        self.told.append({"kind": kind, "message": message, "severity": severity, **data})
+
+
+class Device:
+    """A teller, and what it told."""
+
+    def __init__(self) -> None:
+        self.events = Events()
+        self.teller = Teller(SimpleNamespace(events=self.events))  # type: ignore[arg-type]
+
+    def decide(self, t_s: float, state: GovernorWord, fps: float | None = None) -> None:
+        point = OperatingPoint(
+            {"detector": "fp32-320"}, {"gate": fps, "yard": None}, {"detector": 1}, {"detector": 5.0}
+        )
+        limits: dict[str, Any] = {"gate": "power"} if fps is not None else {}
+        decision = Decision(point, state, f"{state} for a reason", limits, True)
+        self.teller.governor(decision, BUDGET, GovernorSample(int(t_s * S), 0.25, 14.5, 71.0, {}, {}))
+
+    def told(self) -> list[tuple[str, str, str]]:
+        return [(each["what"], each["state"], each["fps"]) for each in self.events.told]
+
+
+def test_every_state_is_told_and_points_at_most_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    device = Device()
+    device.decide(1.0, "holding")
+    device.decide(1.25, "derating", 9.0)
+    device.decide(1.5, "derating", 8.0)
+    device.decide(1.75, "safe", 1.0)
+    device.decide(2.0, "raising", 2.0)
+    for step in range(36):
+        device.decide(2.25 + step / 4, "raising", 2.5 + step / 4)
+    assert device.told() == [
+        ("state", "holding", ""),
+        ("state", "derating", "gate 9"),
+        ("state", "safe", "gate 1"),
+        ("state", "raising", "gate 2"),
+    ]
+    # what it came to is told in the end, once
+    for t_s in (11.5, 12.0, 12.25, 30.0):
+        device.decide(t_s, "raising", 12.5)
+    assert device.told()[4:] == [("point", "raising", "gate 12.5")]
+    assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING", "INFO"]
+
+
+def test_an_event_of_the_governor_says_what_and_why() -> None:
+    device = Device()
+    device.decide(1.0, "safe", 7.5)
+    assert device.events.told == [
+        {
+            "kind": "governor", "message": "governor safe: safe for a reason", "severity": "warning", "what": "state",
+            "state": "safe", "because": "safe for a reason", "power_w": 14.5, "tj_c": 71.0, "budget_power_w": 15.0,
+            "budget_temperature_c": 85.0, "budget_latency_p99_ms": None, "variants": "detector fp32-320",
+            "batch": "detector 1", "gpu_hz": None, "fps": "gate 7.5", "limits": "gate power",
+        }
+    ]  # fmt: skip
+
+
+def test_a_governor_with_nothing_to_hold_is_no_event_until_it_had_something() -> None:
+    device = Device()
+    device.decide(1.0, "off")
+    device.decide(30.0, "off")
+    assert device.told() == []
+    device.decide(31.0, "holding")
+    device.decide(32.0, "off")
+    assert [state for _, state, _ in device.told()] == ["holding", "off"]
+
+
+def test_another_budget_is_told() -> None:
+    device = Device()
+    device.teller.budget("info", "the budget is 5 W, by the command", {"power_w": 5.0, "set_by": "command"})
+    assert device.events.told == [
+        {
+            "kind": "governor", "message": "the budget is 5 W, by the command", "severity": "info", "what": "budget",
+            "power_w": 5.0, "set_by": "command",
+        }
+    ]  # fmt: skip
