@@ -30,13 +30,13 @@ class BudgetInForce(NamedTuple):
 class BudgetKeeper:
     """Holds the budget. What a command sets lasts until the next start, or until `[budget]` in the file is another one.
 
-    `measured`: whether anything can tell watts and degrees here. `tell` is told of every change, on the thread that
-    makes it. Any thread may call.
+    `unmeasured`: why nothing here can tell watts and degrees; None where something can. `tell` is told of every change,
+    on the thread that makes it. Any thread may call.
     """
 
-    def __init__(self, config: BudgetConfig | None, *, measured: bool, tell: Tell) -> None:
+    def __init__(self, config: BudgetConfig | None, *, unmeasured: str | None = None, tell: Tell) -> None:
         self._lock = threading.Lock()
-        self._measured = measured
+        self._unmeasured = unmeasured
         self._tell = tell
         self._config = config
         self._now = _configured(config)
@@ -48,6 +48,16 @@ class BudgetKeeper:
     def in_force(self) -> BudgetInForce:
         """The same, and where it comes from."""
         return self._now
+
+    def unheld(self) -> list[str]:
+        """What is asked for here and cannot be held, one sentence each. Any thread."""
+        budget = self._now.budget
+        asked = (("power", budget.power_w, "W"), ("temperature", budget.temperature_c, "degC"))
+        return [
+            f"{what} budget of {value:g} {unit} cannot be held: {self._unmeasured}; the safe point is in force"
+            for what, value, unit in asked
+            if value is not None and self._unmeasured is not None
+        ]
 
     def set(self, args: SetBudgetArgs) -> Budget:
         """Change what `args` name; the budget in force then.
@@ -75,12 +85,12 @@ class BudgetKeeper:
 
     def _check(self, key: str, value: float | None, most_w: float | None) -> None:
         where = f"args.{key}"
-        if value is not None and key != "latency_p99_ms" and not self._measured:
+        if value is not None and key != "latency_p99_ms" and self._unmeasured is not None:
             raise RefusedError(
                 "nothing here could tell whether it is held",
                 code="not_measured",
                 where=where,
-                remedy='the configuration has hardware = "none"',
+                remedy=self._unmeasured,
             )
         if key != "power_w" or most_w is None:
             return

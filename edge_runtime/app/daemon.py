@@ -135,7 +135,9 @@ class Daemon:
         self._machine = choose(
             config.device.hardware, self.pipeline, on_switch=self._tell.sensor, on_death=self._thread_died
         )
-        self.budget = BudgetKeeper(config.budget, measured=config.device.hardware != "none", tell=self._tell.budget)
+        sensors = self._machine.sensors
+        unmeasured = sensors.reason if isinstance(sensors, Unavailable) else None
+        self.budget = BudgetKeeper(config.budget, unmeasured=unmeasured, tell=self._tell.budget)
         self._switch = CameraSwitch(
             self.pipeline.camera,
             {each.name: each.fps for each in config.cameras},
@@ -343,6 +345,8 @@ class Daemon:
         machine, hardware = self._machine, self._config.device.hardware
         if isinstance(machine.sensors, Unavailable):
             log.info("no power is measured: %s", machine.sensors.reason)
+            for trouble in self.budget.unheld():
+                log.warning("%s", trouble)
         elif machine.wrap is not None:
             log.info("power and temperature are simulated: %s", hardware)
         keep_s = 2 * self._config.telemetry.window_s + 10
@@ -495,6 +499,7 @@ class Daemon:
             threads_dead=[*self._dead, *self.messaging.dead()],
             alarms=[
                 *self._alarms,
+                *self.budget.unheld(),
                 *self.keeper.alarms(),
                 *self.messaging.alarms(),
                 *(() if governing is None else governing.alarms()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import sys
 import threading
 import time
@@ -40,11 +41,16 @@ from edge_runtime.records.power import Unavailable
 
 log = logging.getLogger(__name__)
 
-OLD_PERIODS = 2.5
+OLD_PERIODS = 2.0
 """A reading older than so many of its source's periods is none: the next one ought to have come twice by now."""
-OLD_S = 0.6
+OLD_S = 0.3
 """The same where that is less: threads come late on a device that is busy."""
 FIND_CLOCK_S = 30.0
+MOST_PERIOD_S = 0.5
+"""The lease and the supervisor want it to go round, however seldom a sensor is read."""
+SLOW_PERIOD_S = 1.0
+"""Of a source whose period is not known here."""
+OC3_S = 60.0
 FIRST_NS = 1_000_000_000
 NO_LIMIT = sys.maxsize
 LAPSED = "the governor does not answer"
@@ -106,6 +112,8 @@ class Governing:
         self._power_w: float | None = None
         self._decoded: dict[str, int] = {}
         self._work: dict[str, Work] = {}
+        self._cached: dict[str, int] = {}
+        self._t_oc3_s = -math.inf
         self._over_current: Mapping[str, int] = {}
 
     # --- life
@@ -155,13 +163,21 @@ class Governing:
     def alarms(self) -> list[str]:
         """What keeps a budget from being held as it should, without numbers. Any thread."""
         trouble = None if self._trouble is None else f"the safe point is in force: {self._trouble}"
-        return [each for each in (trouble, self._profile_trouble) if each is not None]
+        decision = self._operating.decision
+        derated = None
+        if decision is not None and decision.state == "derating":
+            why = ", ".join(sorted(set(decision.limits.values()))) or "a lighter variant"
+            derated = f"derated: {why}"
+        oc3 = None
+        if time.monotonic() - self._t_oc3_s < OC3_S:
+            oc3 = "over-current input 3 (instantaneous) has triggered: look at the power supply"
+        return [each for each in (trouble, derated, oc3, self._profile_trouble) if each is not None]
 
     # --- what there is and what it does; on the governor's thread
 
     def _period_s(self) -> float:
         origin = self._sampler.power_origin()
-        return PERIOD_S if origin is None else max(PERIOD_S, origin.period_s)
+        return PERIOD_S if origin is None else min(max(PERIOD_S, origin.period_s), MOST_PERIOD_S)
 
     def _look(self) -> Look | None:
         budget = self._budget()
@@ -200,11 +216,8 @@ class Governing:
         for variant in model.variants:
             engine = engines.get(variant.name)
             costs = None if engine is None else self._profile.costs(engine, lanes=model.lanes)
-            known = costs is not None and costs.joules is not None
             variants.append(
-                dataclasses.replace(variant, busy_s=costs.busy_s, joules=costs.joules)
-                if costs is not None and known
-                else variant
+                variant if costs is None else dataclasses.replace(variant, busy_s=costs.busy_s, joules=costs.joules)
             )
         return dataclasses.replace(model, variants=tuple(variants))
 
@@ -212,7 +225,8 @@ class Governing:
         if self._clock is None:
             return ()
         now_s = time.monotonic()
-        if not self._clocks_hz and now_s - self._t_clock_s >= FIND_CLOCK_S:
+        # also where there are some: another power mode has others
+        if now_s - self._t_clock_s >= FIND_CLOCK_S:
             self._t_clock_s = now_s
             with self._clock_lock:
                 reason = self._clock.find()
@@ -233,13 +247,16 @@ class Governing:
         tj_c, tj_reason, throttling, over_current = None, None, None, self._over_current
         if isinstance(thermal, Unavailable):
             tj_reason = thermal.reason
-        elif (age_s := (now_ns - thermal.t_ns) / 1e9) > max(OLD_S, OLD_PERIODS * site.period_s):
+        elif (age_s := (now_ns - thermal.t_ns) / 1e9) > self._old_s(thermal.source):
             tj_reason = f"the last reading is {age_s:.1f} s old"
         else:
             tj_c, throttling, over_current = thermal.tj_c, thermal.throttling, thermal.over_current
         # counts since the source was first read: another source begins anew
         new = {name: max(0, count - self._over_current.get(name, count)) for name, count in over_current.items()}
         self._over_current = over_current
+        if new.get("oc3", 0) > 0:
+            self._t_oc3_s = now_ns / 1e9
+            log.warning("over-current input 3 (instantaneous) has triggered: look at the power supply")
         origin = self._sampler.power_origin()
         capped = None if not self._clocks_hz or self._applied is None else self._applied.gpu_hz
         return GovernorSample(
@@ -257,6 +274,12 @@ class Governing:
             gpu_hz=capped,
         )
 
+    def _old_s(self, source: str) -> float:
+        """From which age on a reading of a source is none, s."""
+        origin = self._sampler.power_origin()
+        period_s = origin.period_s if origin is not None and origin.source == source else SLOW_PERIOD_S
+        return max(OLD_S, OLD_PERIODS * period_s)
+
     def _power(self, now_ns: int) -> tuple[float | None, str | None]:
         if readings := self._sampler.readings_since(self._t_power_ns):
             self._t_power_ns = readings[-1][0]
@@ -266,7 +289,8 @@ class Governing:
         if origin is None:
             return None, self._sampler.none_reason or "there is none"
         age_s = (now_ns - self._t_power_ns) / 1e9
-        if self._power_w is not None and age_s <= OLD_PERIODS * origin.period_s and self._sampler.watts() is not None:
+        fresh = age_s <= self._old_s(origin.source) and self._sampler.watts() is not None
+        if self._power_w is not None and fresh:
             return self._power_w, None
         return None, self._sampler.none_reason or f"the last reading is {age_s:.1f} s old"
 
@@ -284,6 +308,8 @@ class Governing:
         before = self._work.get(name, work)
         self._work[name] = work
         latencies_ns = self._pipeline.ledger.latencies_since(name, since_ns)
+        cached = self._pipeline.ledger.totals(name).cached
+        cached_before, self._cached[name] = self._cached.get(name, cached), cached
         return ModelSeen(
             variant=work.variant,
             busy_s=max(0, work.busy_ns - before.busy_ns) / 1e9,
@@ -291,6 +317,7 @@ class Governing:
             batches=work.batches - before.batches,
             latencies_ms=tuple(each / 1e6 for each in latencies_ns),
             changing=self._keeper.changing(name),
+            cached=max(0, cached - cached_before),
         )
 
     # --- what is done
@@ -305,6 +332,8 @@ class Governing:
             desk = self._pipeline.models[name].desk
             resident = desk.resident()
             if resident is None:
+                # what comes next must not find what was meant for another one
+                desk.set_batch_limit(NO_LIMIT)
                 continue
             # who may have all of an engine's places is not held to so many when a larger one comes
             desk.set_batch_limit(point.batch[name] if point.batch[name] < resident.places else NO_LIMIT)

@@ -271,10 +271,12 @@ class ModelKeeper:
                        {"model": name, "state": "refused", "code": error.code})  # fmt: skip
             raise
         finally:
-            if not self._loader.cancel.is_set():
-                measure(self._pipeline.models[name].desk.ladder())
-            with self._lock:
-                self._under_change.discard(name)
+            try:
+                if not self._loader.cancel.is_set():
+                    measure(self._pipeline.models[name].desk.ladder())
+            finally:
+                with self._lock:
+                    self._under_change.discard(name)
             self._changed()
         if result.changed:
             self._tell("info", f"{what}: {describe(result)}", {

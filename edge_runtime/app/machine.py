@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
+from edge_runtime import __version__
 from edge_runtime.app.models import Wrap
 from edge_runtime.governor.profile import Profile
 from edge_runtime.hardware.energy import IdlePower
@@ -21,7 +22,7 @@ from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.power import SensorSwitch, Unavailable
 from edge_runtime.sim.clock import SimClock
 from edge_runtime.sim.device import SIM_MODE, SimDevice, sim_candidate
-from edge_runtime.sim.lane import StretchedEngine
+from edge_runtime.sim.lane import OtherWork, StretchedEngine
 from edge_runtime.sim.module import MODULES
 from edge_runtime.sim.sensors import Fault
 
@@ -43,7 +44,7 @@ class Machine:
 
     def lacks(self, profile: Profile) -> str | None:
         """Why a profile says nothing about this machine; None where it does."""
-        return profile.fits(self.name, self.mode, {"onnxruntime": version("onnxruntime")})
+        return profile.fits(self.name, self.mode, {"edge_runtime": __version__, "onnxruntime": version("onnxruntime")})
 
 
 class Choose(Protocol):
@@ -86,12 +87,13 @@ def simulated(
     faults: Sequence[Fault] = (),
 ) -> Machine:
     """A simulated module, by its name; `faults`: what goes wrong with its sensors, s from now."""
-    device = SimDevice(MODULES[module], pipeline.busy_ns, pipeline.lanes, faults=faults)
+    other = OtherWork()
+    device = SimDevice(MODULES[module], pipeline.busy_ns, pipeline.lanes, cpu_s=other.cpu_s, faults=faults)
     return Machine(
         module,
         SIM_MODE,
         Sensors([sim_candidate(device)], on_switch=on_switch, on_death=on_death),
         IdlePower({SIM_MODE: device.idle_w}),
         SimClock(device),
-        lambda engine: StretchedEngine(engine, device.speed),
+        lambda engine: StretchedEngine(engine, device.speed, other.inferred),
     )

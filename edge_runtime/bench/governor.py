@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +12,16 @@ from itertools import pairwise
 
 from edge_runtime.bench.governor_baselines import BangBang, Static, Uncontrolled
 from edge_runtime.bench.governor_best import Best, best_point
-from edge_runtime.bench.governor_cells import FAULT_S, Cell, Setup, set_up
-from edge_runtime.bench.governor_judge import CRITERIA, Figures, Segment, cell_is_smooth, judge
+from edge_runtime.bench.governor_cells import FAULT_S, Cell, Setup, parse, set_up
+from edge_runtime.bench.governor_judge import (
+    BEGINNING_S,
+    CRITERIA,
+    FAULT_CRITERIA,
+    Figures,
+    Segment,
+    cell_is_smooth,
+    judge,
+)
 from edge_runtime.sim.module import declared
 from edge_runtime.sim.plant import Plant
 from edge_runtime.sim.sensors import SimSensor
@@ -20,8 +29,8 @@ from edge_runtime.sim.world import Steered, World, steer
 
 Factory = Callable[[Setup], Steered]
 
-SMOOTH_SEGMENT_S = 30
-"""A load that never stands still is compared with the best point in spans of this length."""
+SMOOTH_SEGMENT_S, SMOOTH_BEST_S = 30, 5
+"""A load that never stands still is judged in spans of the first length, by the best points for each of the second."""
 
 
 def _governed(_: Setup) -> Steered:
@@ -48,8 +57,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A criterion over all cells of a controller: `met` share of the cells, the median and the worst figure, and the
-    cell that had it."""
+    """A criterion over all cells of a controller: `met` share of the cells, the median and the worst figure (infinite:
+    never), and the cell that had it."""
 
     title: str
     cells: int
@@ -76,12 +85,18 @@ class GovernorBench:
             each for each in self.figures if each.controller == controller and (each.fault_over is not None) == faults
         ]
 
-    def summary(self, controller: str) -> list[Row]:
-        """A row for each criterion, over the cells without sensor faults."""
-        found = self.of(controller, faults=False)
+    def summary(self, controller: str, *, faults: bool) -> list[Row]:
+        """A row for each criterion, over the cells without sensor faults or with them."""
+        found = self.of(controller, faults=faults)
         rows = []
-        for criterion in CRITERIA:
-            told = [(value, each.cell) for each in found if (value := getattr(each, criterion.figure)) is not None]
+        for criterion in FAULT_CRITERIA if faults else CRITERIA:
+            told: list[tuple[float, str]] = []
+            for each in found:
+                value = getattr(each, criterion.figure)
+                if faults and value is None:
+                    value = math.inf
+                if value is not None and (not criterion.kinds or parse(each.cell).fault in criterion.kinds):
+                    told.append((value, each.cell))
             if not told:
                 continue
             worst, cell = max(told) if criterion.most else min(told)
@@ -92,12 +107,22 @@ class GovernorBench:
 
     def as_dict(self) -> dict[str, object]:
         return {
-            "criteria": {each.title: f"{'at most' if each.most else 'at least'} {each.limit:g}" for each in CRITERIA},
+            "criteria": {
+                each.title: f"{'at most' if each.most else 'at least'} {each.limit:g}"
+                for each in (*CRITERIA, *FAULT_CRITERIA)
+            },
             "summary": {
                 controller: [
-                    {"criterion": row.title, "cells": row.cells, "met": round(row.met, 4), "median": row.median}
-                    | {"worst": row.worst, "worst_cell": row.worst_cell}
-                    for row in self.summary(controller)
+                    {
+                        "criterion": row.title,
+                        "cells": row.cells,
+                        "met": round(row.met, 4),
+                        "median": row.median if math.isfinite(row.median) else "never",
+                        "worst": row.worst if math.isfinite(row.worst) else "never",
+                        "worst_cell": row.worst_cell,
+                    }
+                    for faults in (False, True)
+                    for row in self.summary(controller, faults=faults)
                 ]
                 for controller in self.controllers()
             },
@@ -115,30 +140,37 @@ def run_cell(cell: Cell, controller: str, factory: Factory | None = None) -> Fig
     sensor = SimSensor(declared(cell.module), seed=cell.seed, faults=setup.faults, mode=setup.plant.mode)
     world = World(Plant(setup.plant, cell.ambient_c), setup.load, sensor, seed=cell.seed)
     steered = (factory or CONTROLLERS[controller])(setup)
-    decisions = steer(world, steered, setup.load.site(), setup.budget, setup.duration_s)
+    decisions = steer(world, steered, setup.site, setup.budget, setup.duration_s)
     return judge(setup, controller, world.truth, segments, decisions)
 
 
 def find_segments(setup: Setup) -> list[Segment] | LeftOut:
-    """The spans without a jump of the load and without a fault, each with its best point."""
+    """The spans without a jump of the load and without a fault, each with its best points."""
     plant = Plant(setup.plant, setup.cell.ambient_c)
     end_s = int(setup.duration_s)
+    smooth = cell_is_smooth(setup)
     if setup.faults:
         spans = [(0, int(FAULT_S[0])), (int(FAULT_S[1]), end_s)]
-    elif cell_is_smooth(setup):
+    elif smooth:
         spans = list(pairwise(range(0, end_s + 1, SMOOTH_SEGMENT_S)))
     else:
         spans = list(pairwise([0, *(int(each) for each in setup.load.changes_s() if each < end_s), end_s]))
     segments = []
     known: dict[tuple[float, ...], Best] = {}
     for start_s, end_s in spans:
-        offered = tuple(camera.schedule.mean_hz(start_s, end_s) for camera in setup.load.cameras)
-        best = known.get(offered) or best_point(plant, setup.load, offered, setup.budget)
-        if best is None:
-            reason = f"from {start_s} s to {end_s} s the cameras alone take it above a budget"
-            return LeftOut(setup.cell.name, f"{reason}, without a single frame inferred")
-        known[offered] = best
-        segments.append(Segment(start_s, end_s, best))
+        bests: list[Best] = []
+        step_s = SMOOTH_BEST_S if smooth else end_s - start_s
+        for from_s in range(start_s, end_s, step_s):
+            until_s = from_s + step_s
+            offered = tuple(camera.schedule.mean_hz(from_s, until_s) for camera in setup.load.cameras)
+            best = known.get(offered) or best_point(plant, setup.load, offered, setup.budget)
+            if best is None:
+                reason = f"from {from_s} s to {until_s} s the cameras alone take it above a budget"
+                return LeftOut(setup.cell.name, f"{reason}, without a single frame inferred")
+            known[offered] = best
+            bests += [best] * step_s
+        beginning_s = 0 if smooth and start_s else BEGINNING_S
+        segments.append(Segment(start_s, end_s, tuple(bests), beginning_s))
     return segments
 
 

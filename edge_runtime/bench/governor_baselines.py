@@ -32,11 +32,11 @@ class Static:
         wanted = [camera.wanted_hz or 0.0 for camera in load.cameras]
         best = best_point(Plant(setup.nominal, ORDINARY_AMBIENT_C), load, wanted, setup.budget)
         assert best is not None, f"{setup.cell.module}: the budget does not allow a single frame"
-        self._variant = best.variant
+        self._variant, self._gpu_hz = best.variant, best.gpu_hz
         self._fps = {camera.name: hz for camera, hz in zip(load.cameras, best.rates_hz, strict=True)}
 
     def begin(self, site: Site, budget: Budget) -> OperatingPoint:  # noqa: ARG002
-        return _point(site, {model.name: self._variant for model in site.models}, self._fps)
+        return _point(site, {model.name: self._variant for model in site.models}, self._fps, self._gpu_hz)
 
     def step(self, site: Site, budget: Budget, sample: GovernorSample) -> Decision:  # noqa: ARG002
         return Decision(self.begin(site, budget), "derating", "fixed", {}, changed=False)
@@ -69,10 +69,13 @@ def safe_point(site: Site) -> OperatingPoint:
     return _point(site, variants, {camera.name: camera.min_hz or SAFE_HZ for camera in site.cameras})
 
 
-def _point(site: Site, variants: dict[str, str], fps: Mapping[str, float | None]) -> OperatingPoint:
+def _point(
+    site: Site, variants: dict[str, str], fps: Mapping[str, float | None], gpu_hz: float | None = None
+) -> OperatingPoint:
     return OperatingPoint(
         variants,
         dict(fps),
         {model.name: model.places for model in site.models},
         {model.name: model.batch_timeout_ms for model in site.models},
+        gpu_hz,
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_runtime.errors import UsageError
-from edge_runtime.records.governing import Budget
+from edge_runtime.records.governing import Budget, Site
 from edge_runtime.sim.load import Schedule, SimCamera, SimLoad, SimModel, SimVariant, Sine, Steps, flapping
 from edge_runtime.sim.module import plant_parameters
 from edge_runtime.sim.plant import PlantParameters
@@ -47,12 +47,17 @@ _STEP_LOW = 0.1
 _STEP_S = (200.0, 400.0)
 _SINE = (0.2, 1.0, 300.0)
 _FLAP_S = 60.0
+_COST_FACTORS = (0.8, 1.25)
+"""How far off the costs are that a governor is told of."""
+_COSTS_UNKNOWN = 3
+"""In one of so many cells it is told of none."""
+_CLOCKS = "/clocks"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One run: a module whose figures are `power`, ... times the nominal ones, in air of `ambient_c`, with a load (one
-    of `LOADS`, or "fault-KIND")."""
+    of `LOADS`, or "fault-KIND"). `clocks`: the GPU's clock may be capped."""
 
     module: str
     power: float
@@ -61,13 +66,14 @@ class Cell:
     leakage: float
     ambient_c: int
     load: str
+    clocks: bool = False
 
     @property
     def name(self) -> str:
         """Says which cell it is: `parse` makes the cell of it."""
         return (
             f"{self.module}/p{self.power:.2f}/r{self.resistance:.2f}/t{self.tau:.2f}/l{self.leakage:.2f}"
-            f"/a{self.ambient_c}/{self.load}"
+            f"/a{self.ambient_c}/{self.load}{_CLOCKS if self.clocks else ''}"
         )
 
     @property
@@ -77,14 +83,14 @@ class Cell:
 
     @property
     def seed(self) -> int:
-        """The same for a cell wherever it is run."""
-        return zlib.crc32(self.name.encode())
+        """The same for a cell wherever it is run, with clocks and without."""
+        return zlib.crc32(self.name.removesuffix(_CLOCKS).encode())
 
 
 def parse(name: str) -> Cell:
     """The cell of that name. Raises UsageError."""
     try:
-        module, power, resistance, tau, leakage, ambient, load = name.split("/")
+        module, power, resistance, tau, leakage, ambient, load = name.removesuffix(_CLOCKS).split("/")
         cell = Cell(
             module,
             float(power.removeprefix("p")),
@@ -93,16 +99,26 @@ def parse(name: str) -> Cell:
             float(leakage.removeprefix("l")),
             int(ambient.removeprefix("a")),
             load,
+            name.endswith(_CLOCKS),
         )
     except ValueError:
         cell = None
-    if cell is None or cell.module not in BUDGETS or (cell.load not in LOADS and cell.fault not in FAULT_KINDS):
+    if cell is None or not _is_one(cell):
         raise UsageError(
             f"{name!r} is no cell",
             where="--cell",
             remedy="for example orin-nx-16gb/p1.00/r1.00/t1.00/l1.00/a25/step: what the table prints",
         )
     return cell
+
+
+def _is_one(cell: Cell) -> bool:
+    factors = (cell.power, cell.resistance, cell.tau, cell.leakage)
+    return (
+        cell.module in BUDGETS
+        and (cell.load in LOADS or cell.fault in FAULT_KINDS)
+        and all(math.isfinite(factor) and factor > 0 for factor in factors)
+    )
 
 
 def grid() -> list[Cell]:
@@ -147,12 +163,14 @@ def sample(count: int, seed: int) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A cell as it is run. `nominal`: what the data sheet would say of the module; `plant`: what this specimen is."""
+    """A cell as it is run. `nominal`: what the data sheet would say of the module; `plant`: what this specimen is.
+    `site`: what a governor is told; costs are off by a factor of 0.8 to 1.25 for each variant, or not known at all."""
 
     cell: Cell
     nominal: PlantParameters
     plant: PlantParameters
     load: SimLoad
+    site: Site
     budget: Budget
     duration_s: float
     faults: tuple[Fault, ...]
@@ -168,15 +186,25 @@ def set_up(cell: Cell) -> Setup:
         SimCamera(name, _schedule(cell, index, hz), ("model",), hz, least_hz, priority)
         for index, (name, hz, least_hz, priority) in enumerate(_CAMERAS)
     )
+    load = SimLoad(cameras, (SimModel("model", 2, VARIANTS),), plant.gpu_steps_hz if cell.clocks else ())
     return Setup(
         cell,
         nominal,
         plant,
-        SimLoad(cameras, (SimModel("model", 2, VARIANTS),)),
+        load,
+        load.site(costs_s=_costs_s(cell)),
         Budget(power_w, TEMPERATURE_C),
         DURATION_S if kind is None else FAULT_DURATION_S,
         () if kind is None else (Fault(kind, *FAULT_S),),
     )
+
+
+def _costs_s(cell: Cell) -> dict[str, float]:
+    if cell.seed % _COSTS_UNKNOWN == 0:
+        return {}
+    low, high = _COST_FACTORS
+    source = random.Random(f"costs {cell.seed}")
+    return {each.name: each.busy_s(1) * low * (high / low) ** source.random() for each in VARIANTS}
 
 
 def _schedule(cell: Cell, index: int, hz: float) -> Schedule:

@@ -14,7 +14,7 @@ from edge_runtime.errors import EXIT_DONE, CameraError, UsageError
 if TYPE_CHECKING:
     from edge_runtime.bench.surge import Phase, SurgeBench, SurgeRun
 
-_TEXT = """Real inference on this machine: cameras bring 10 % of what the heaviest variant manages, then at once 100 %%
+_TEXT = """Real inference on this machine: cameras bring 10 % of what the heaviest variant manages, then at once 100 %
 and 200 % of it, and 10 % again; under a latency budget with tuner and ladder, and beside it without either. The first
 2 s of each phase are left out."""
 
@@ -78,6 +78,7 @@ def _run_lines(run: SurgeRun, budget_ms: float) -> list[str]:
         f"  {'':12} offered completed   p50 ms   p99 ms  of what could be  least fps  lanes busy  variants",
         *(_phase_line(each) for each in run.phases),
         f"  both surges: p99 {_number(run.surge_p99_ms)} ms, {run.late:.1%} of the frames later than {budget_ms:g} ms",
+        f"  with the step from one to the other: p99 {_number(run.through_p99_ms)} ms",
         *(f"  {each.name}: {each.because}" for each in run.phases if run.name == "governed"),
     ]
 

@@ -25,6 +25,7 @@ STEADY_PATIENCE_S = 3.0
 TAKEN_BACK_S = 30.0
 LEAST_CAP_HZ = 0.2
 LOST = 0.7
+STARVED = 0.8
 QUIET_S = 4.0
 """From a change until smoothed readings are about what follows it."""
 
@@ -65,11 +66,19 @@ def adopt(
     elif not over:
         state.t_more_ns = None
         state.raising = False
-    take = fresh or other or over or (more and _patient(state, now_s, gain))
+    # nobody waits for the least that it is to have: a camera that is back, a minimum that fits again
+    short = not limit.caution and any(
+        held[claim.name] < STARVED * claim.least and plan.allotment.rates[claim.name] > held[claim.name] / STARVED
+        for claim in plan.claims
+        if claim.name in held
+    )
+    take = fresh or other or over or short or (more and _patient(state, now_s, gain))
     if take:
-        caps = _caps(site, plan)
+        caps = _caps(site, budget, plan)
         if over and sum(rate_of(caps[claim.name], claim) for claim in plan.claims) < LOST * sum(held.values()):
             state.t_load_ns = sample.t_ns  # so deep a cut was a mistake somewhere: settle anew
+        if before is not None and before.gpu_hz != plan.gpu_hz:
+            state.t_clock_ns = sample.t_ns
         _note_change(state, sample, over=over and not other, caution=limit.caution)
         if before is not None and before.variants != plan.variants:
             state.t_variant_ns, state.t_heavier_ns = sample.t_ns, None
@@ -130,13 +139,15 @@ def _note_change(state: PolicyState, sample: GovernorSample, *, over: bool, caut
     state.t_changed_ns, state.t_more_ns = now_ns, None if not caution else now_ns
 
 
-def _caps(site: Site, plan: Plan) -> dict[str, float | None]:
+def _caps(site: Site, budget: Budget, plan: Plan) -> dict[str, float | None]:
     caps: dict[str, float | None] = {}
     claims = {claim.name: claim for claim in plan.claims}
     for camera in site.cameras:
         claim = claims[camera.name]
         rate = plan.allotment.rates[camera.name]
-        if rate >= claim.ceiling * 0.995:
+        # at full pace there is no rate beyond which nothing comes
+        unbounded = camera.full_pace and (budget.power_w is not None or budget.temperature_c is not None)
+        if rate >= claim.ceiling * 0.995 and not unbounded:
             caps[camera.name] = None
         else:
             # a camera that brings nothing now may come back at any time: what it gets then is decided then

@@ -16,6 +16,7 @@ class Controller:
         self._tuner = tuner or Tuner()
         self._policy = PolicyState()
         self._tuners: dict[str, TunerState] = {}
+        self._is_off = False
 
     def begin(self, site: Site, budget: Budget) -> OperatingPoint:
         """The point to begin with, before anything has been seen: nobody knows yet what more would take."""
@@ -27,6 +28,9 @@ class Controller:
         """The operating point for now, and why."""
         if budget == Budget():
             return self._off(site)
+        if self._is_off:
+            self._is_off = False
+            self.begin(site, budget)
         tunings: dict[str, Tuning] = {}
         for model in site.models:
             seen = sample.models.get(model.name, ModelSeen(None))
@@ -34,7 +38,7 @@ class Controller:
                 min(sample.cameras[camera.name].offered / sample.span_s, camera.wanted_hz or float("inf"))
                 for camera in site.cameras
                 if model.name in camera.models and camera.name in sample.cameras
-            )
+            ) * self._policy.shares.get(model.name, 1.0)
             before = self._tuners.get(model.name, TunerState())
             after, tunings[model.name] = self._tuner.step(
                 model, budget.latency_p99_ms, seen, sample.span_s, offered_hz, before
@@ -82,7 +86,7 @@ class Controller:
 
     def _off(self, site: Site) -> Decision:
         """No budget: everything as it is wanted."""
-        before = self._policy.point
+        before, self._is_off = self._policy.point, True
         self._policy, self._tuners = PolicyState(), {}
         point = self._policy.point = wished_point(site)
         return Decision(point, "off", "no budget is set", {}, changed=before is not None and point != before)

@@ -29,7 +29,8 @@ def limit_now(state: PolicyState, budget: Budget, sample: GovernorSample, work_w
     energy = state.energy
     found = Limit(math.inf, math.inf, "power", caution=False)
     if budget.power_w is None and budget.temperature_c is None:
-        return found
+        punished_w = state.punished_work_w
+        return found if math.isinf(punished_w) else Limit(punished_w, punished_w, state.punished_for, caution=False)
     if budget.power_w is not None:
         target_w = _target_w(state, budget.power_w)
         allowed = _work_for(energy, _base_w(state, budget.power_w), target_w)

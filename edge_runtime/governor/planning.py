@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from edge_runtime.governor.allocate import Claim, allot
 from edge_runtime.governor.costs import Prices
@@ -20,6 +21,11 @@ HEAVIER_TIME = 0.75
 """Shares of energy and lane time that a heavier variant has to fit into; the rest is what keeps it from going back."""
 SETTLE_S = 1.0
 NEARLY = 0.9
+MORE_FRAMES, LESS_POWER = 1.03, 0.95
+CLOCK_S, CLOCK_DOWN_S = 5.0, 30.0
+"""So long a clock is kept, against one that brings more frames and one that takes less power."""
+MOST_CHOICES = 81
+"""Four models of three variants: some milliseconds a look."""
 RUN_SHARE = 0.4
 CLOCKED_UTILISATION = 0.85
 """Share of lane time that a lower clock may fill: what is left is what a burst of frames needs."""
@@ -40,7 +46,7 @@ def _claims(
         offered = state.offered.get(camera.name, 0.0)
         wanted = math.inf if camera.wanted_hz is None else camera.wanted_hz
         ceiling = wanted if camera.wanted_hz is not None else max(ASSUMED_HZ, 2 * offered)
-        models = [name for name in camera.models if name in costs]
+        models = [name for name in camera.models if name in costs and name not in state.down]
         claims.append(
             Claim(
                 camera.name,
@@ -49,8 +55,8 @@ def _claims(
                 least_hz(camera) if camera.full_pace else min(least_hz(camera), offered),
                 ceiling if camera.full_pace else min(wanted, offered),
                 ceiling,
-                sum(costs[name].work_j for name in models),
-                {name: costs[name].busy_s for name in models},
+                sum(costs[name].work_j * state.shares.get(name, 1.0) for name in models),
+                {name: costs[name].busy_s * state.shares.get(name, 1.0) for name in models},
             )
         )
     return claims
@@ -60,21 +66,42 @@ def plan_rates(
     site: Site, budget: Budget, state: PolicyState, prices: Prices, work_w: float, variants: Mapping[str, str]
 ) -> Plan:
     """Rates for these variants at the clock that brings most frames, and of equal ones least power."""
-    best: Plan | None = None
-    best_rate = best_work = 0.0
+    best = stay = None
     for gpu_hz in _clocks(site, budget, prices, variants):
         claims = _claims(site, state, prices, variants, gpu_hz)
         # more frames than the lanes take in time are left out by age, at the claim: a cap would leave out others
         lane_s = {model.name: CLOCKED_UTILISATION * model.lanes for model in site.models}
         if gpu_hz is None or gpu_hz == site.clocks_hz[-1]:
-            lane_s = {}
+            lane_s, gpu_hz = {}, None
         allotment = allot(claims, work_w, lane_s)
         rate = sum(min(allotment.rates[claim.name], claim.demand) for claim in claims)
-        work = allotment.work_w(claims, demanded=True)
-        if best is None or rate > best_rate * 1.01 or (rate > best_rate * 0.99 and work < best_work):
-            best, best_rate, best_work = Plan(variants, gpu_hz, claims, allotment), rate, work
+        found = _Option(Plan(variants, gpu_hz, claims, allotment), rate, allotment.work_w(claims, demanded=True))
+        if best is None or found.better(best):
+            best = found
+        if state.point is not None and gpu_hz == state.point.gpu_hz:
+            stay = found
     assert best is not None
-    return best
+    return (stay if stay is not None and not _worth_another_clock(state, stay, best) else best).plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A plan at one clock, the frames that it lets through (Hz), and their work (W)."""
+
+    plan: Plan
+    rate: float
+    work: float
+
+    def better(self, other: _Option) -> bool:
+        return self.rate > other.rate * 1.01 or (self.rate > other.rate * 0.99 and self.work < other.work)
+
+
+def _worth_another_clock(state: PolicyState, stay: _Option, best: _Option) -> bool:
+    """Whether to leave the clock of now: for more frames soon, for less power seldom."""
+    since_s = math.inf if state.t_clock_ns is None else (state.now_ns - state.t_clock_ns) / NS_PER_S
+    if best.rate > stay.rate * MORE_FRAMES:
+        return since_s >= CLOCK_S
+    return best.work < stay.work * LESS_POWER and since_s >= CLOCK_DOWN_S
 
 
 def _clocks(
@@ -94,8 +121,13 @@ def _clocks(
     return quick or site.clocks_hz[-1:]
 
 
-def _ladders(site: Site) -> Iterator[Mapping[str, str]]:
-    """Every choice of variants, the most accurate first: fewest steps down in all."""
+def ladders(site: Site) -> Iterator[Mapping[str, str]]:
+    """Every choice of variants, the most accurate first: fewest steps down in all. With many models, one step more for
+    all of them at a time."""
+    if math.prod(len(model.variants) for model in site.models) > MOST_CHOICES:
+        for depth in range(max(len(model.variants) for model in site.models)):
+            yield {model.name: model.variants[min(depth, len(model.variants) - 1)].name for model in site.models}
+        return
     choices = itertools.product(*(range(len(model.variants)) for model in site.models))
     for places in sorted(choices, key=lambda each: (sum(each), max(each, default=0))):
         yield {model.name: model.variants[place].name for model, place in zip(site.models, places, strict=True)}
@@ -120,14 +152,17 @@ def choose_variants(
         return now
     # caution about an untried load is no reason for a lighter variant
     work_w = math.inf if limit.caution else limit.work_w
-    fitting = [each for each in _ladders(site) if _fits(site, budget, tunings, state, prices, work_w, each, now)]
+
+    def fits(variants: Mapping[str, str]) -> bool:
+        return _fits(site, budget, tunings, state, prices, work_w, variants, now)
+
     lightest = {model.name: model.variants[-1].name for model in site.models}
-    wanted = fitting[0] if fitting else lightest
+    wanted = next((each for each in ladders(site) if fits(each)), lightest)
     if wanted == now:
         state.t_heavier_ns = None
         return now
     since_s = math.inf if state.t_variant_ns is None else (sample.t_ns - state.t_variant_ns) / NS_PER_S
-    if now in fitting and state.t_variant_ns is not None:
+    if state.t_variant_ns is not None and fits(now):
         # something more accurate would do as well
         if state.t_heavier_ns is None:
             state.t_heavier_ns = sample.t_ns

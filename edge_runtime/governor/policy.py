@@ -26,6 +26,7 @@ from edge_runtime.governor.readings import (
     note_punishment,
     offered_now,
     safe,
+    shares_now,
     take_readings,
 )
 from edge_runtime.governor.state import UNKNOWN_W, Plan, PolicyState
@@ -38,9 +39,11 @@ def decide(
     site: Site, budget: Budget, sample: GovernorSample, tunings: Mapping[str, Tuning], state: PolicyState
 ) -> tuple[PolicyState, Decision]:
     """The operating point for now, and why. `tunings`: what the latency tuner says, by model."""
-    state = replace(state)
+    state = replace(state, now_ns=sample.t_ns)
     state.learned = learn(state.learned, site, sample)
     state.offered = offered_now(state, sample)
+    state.shares = shares_now(state, sample)
+    state.down = frozenset(name for name, seen in sample.models.items() if seen.variant is None)
     if state.ordinary_w is None:
         state.ordinary_w = budget.power_w or sample.power_w
     prices = Prices(site, state.learned, state.ordinary_w or UNKNOWN_W)

@@ -28,8 +28,8 @@ OVER_CURRENT_S = 10.0
 THROTTLED_SHARE = 0.9
 THROTTLED_S = 5.0
 THROTTLED_AGAIN_S = 1.0
-OVER_CURRENT_INPUTS = ("oc1", "oc2")
-"""Under-voltage and average over-current: step down now. An instantaneous one (oc3) was over before it was read."""
+OVER_CURRENT_INPUTS = {"oc1": "under-voltage (input 1)", "oc2": "over-current (input 2)"}
+"""Step down now. An instantaneous over-current (oc3) was over before it was read: an alarm, and no more."""
 SAFE_HZ = 1.0
 """At the safe point, of a camera without `min_fps`."""
 
@@ -42,6 +42,17 @@ def offered_now(state: PolicyState, sample: GovernorSample) -> dict[str, float]:
         before = state.offered.get(name, hz)
         tau_s = JUMP_S if hz > 1.5 * before + 1.0 else RATE_S
         found[name] = hz + (before - hz) * math.exp(-sample.span_s / tau_s) if seen.live else 0.0
+    return found
+
+
+def shares_now(state: PolicyState, sample: GovernorSample) -> dict[str, float]:
+    """Of each model's frames, the share that is really run: a cache that stops to help is believed sooner."""
+    found = dict(state.shares)
+    for name, seen in sample.models.items():
+        if (total := seen.frames + seen.cached) > 0:
+            share, before = seen.frames / total, found.get(name, 1.0)
+            tau_s = 0.5 if share > before else 10.0
+            found[name] = share + (before - share) * math.exp(-sample.span_s / tau_s)
     return found
 
 
@@ -151,13 +162,17 @@ def note_load(state: PolicyState, site: Site, sample: GovernorSample) -> None:
 
 def note_punishment(state: PolicyState, sample: GovernorSample, work_w: float) -> None:
     """Over-current and the hardware's own throttling: less, now, for a while."""
-    if any(sample.over_current.get(name, 0) > 0 for name in OVER_CURRENT_INPUTS):
+    # a look may fall between two runs
+    work_w = max(work_w, state.energy.smooth_work_w)
+    if triggered := [words for name, words in OVER_CURRENT_INPUTS.items() if sample.over_current.get(name, 0) > 0]:
         base = min(work_w, state.punished_work_w if sample.t_ns < state.punished_until_ns else math.inf)
         state.punished_work_w, state.punished_for = OVER_CURRENT_SHARE * base, "over-current"
+        state.punished_why = " and ".join(triggered)
         state.punished_until_ns = sample.t_ns + int(OVER_CURRENT_S * NS_PER_S)
     elif sample.throttling and sample.t_ns >= state.t_throttled_ns + int(THROTTLED_AGAIN_S * NS_PER_S):
         state.t_throttled_ns = sample.t_ns
         state.punished_work_w, state.punished_for = THROTTLED_SHARE * work_w, "throttling"
+        state.punished_why = "the hardware throttles"
         state.punished_until_ns = sample.t_ns + int(THROTTLED_S * NS_PER_S)
     elif sample.t_ns >= state.punished_until_ns:
         state.punished_work_w = math.inf

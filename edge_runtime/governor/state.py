@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from edge_runtime.governor.allocate import Allotment, Claim
 from edge_runtime.governor.energy import EnergyState
 from edge_runtime.governor.thermal import ThermalState
-from edge_runtime.records.governing import LimitWord, OperatingPoint
+from edge_runtime.records.governing import GovernorWord, LimitWord, OperatingPoint
 
 NS_PER_S = 1_000_000_000
 
@@ -28,7 +28,8 @@ GOOD_SAMPLES = 4
 class PolicyState:
     """What the policy remembers between two samples. Treated as a value: `decide` returns a new one.
 
-    `learned`: lane time of a frame by (model, variant), s. `offered`: what each camera brings, Hz. `base_w`: slow
+    `learned`: lane time of a frame by (model, variant), s. `offered`: what each camera brings, Hz. `shares`: of a
+    model's frames, those that are run and not answered by its cache. `down`: models that run nothing. `base_w`: slow
     estimate of power without inference, W. `ordinary_w`: the power that this device is made for; the unit of all work,
     and so it stays what it was first. `seen`, `missing`, `good`: samples of power at the start, without a reading, with
     one. `still`: samples with the very same power; `still_work_w`: the load at the first of them. `raising`: on the
@@ -41,6 +42,8 @@ class PolicyState:
     thermal: ThermalState = field(default_factory=ThermalState)
     learned: Mapping[tuple[str, str], float] = field(default_factory=dict)
     offered: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    down: frozenset[str] = frozenset()
     base_w: float = 0.0
     ordinary_w: float | None = None
     point: OperatingPoint | None = None
@@ -56,6 +59,8 @@ class PolicyState:
     t_more_ns: int | None = None
     t_heavier_ns: int | None = None
     t_variant_ns: int | None = None
+    t_clock_ns: int | None = None
+    now_ns: int = 0
     t_changed_ns: int | None = None
     t_raised_ns: int | None = None
     steady_s: float = STEADY_S
@@ -65,6 +70,9 @@ class PolicyState:
     t_throttled_ns: int = 0
     punished_work_w: float = math.inf
     punished_for: LimitWord = "over-current"
+    punished_why: str = ""
+    word: GovernorWord = "holding"
+    t_word_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

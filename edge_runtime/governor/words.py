@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from edge_runtime.governor.costs import Prices
 from edge_runtime.governor.planning import depth, rate_of
-from edge_runtime.governor.state import Limit, Plan, PolicyState
+from edge_runtime.governor.state import NS_PER_S, Limit, Plan, PolicyState
 from edge_runtime.governor.tuner import Tuning
 from edge_runtime.records.governing import Budget, Decision, GovernorSample, GovernorWord, LimitWord, Site
+
+LASTING_S = 5.0
 
 
 def readings(budget: Budget, sample: GovernorSample, p99_ms: float | None, limiter: LimitWord) -> str:
@@ -58,14 +61,15 @@ def told(
         if cap is not None and cap < 0.98 * claim.demand:
             limits[claim.name] = "caution" if limit.caution else limit.word
             held.append((claim.name, claim.demand, cap))
-    short = _short(site, tunings, plan, state)
+    short = _short(site, budget, tunings, plan, state)
     for camera in site.cameras:
         if not short.isdisjoint(camera.models):
             limits.setdefault(camera.name, "latency")
     state.limits = limits
     below = depth(site, plan.variants)
     rising = bool(held) and all(word == "caution" for word in limits.values())
-    word: GovernorWord = "holding" if not limits and not below else "raising" if rising else "derating"
+    now: GovernorWord = "holding" if not limits and not below else "raising" if rising else "derating"
+    word = _lasting(state, sample, now, changed=changed)
     p99_ms = max((tuning.p99_ms for tuning in tunings.values() if tuning.p99_ms is not None), default=None)
     if word == "holding" and p99_ms is not None and p99_ms > (budget.latency_p99_ms or p99_ms):
         p99_ms = None  # a few late frames, of too few to say so
@@ -82,13 +86,24 @@ def told(
         if budget.power_w is None and budget.temperature_c is None:
             continue  # nobody has told what a frame takes
         saved[model.name] = (wanted.work_j - runs.work_j) * state.energy.scale * frames
-    parts = [measured_words, *_others(limits), *steps(site, plan.variants, saved)]
+    parts = [measured_words, *_others(limits, state.punished_why), *steps(site, plan.variants, saved)]
     if (shown := rates(held)) is not None:
         parts.append(shown)
     return Decision(state.point, word, "; ".join(parts), limits, changed)
 
 
-def _short(site: Site, tunings: Mapping[str, Tuning], plan: Plan, state: PolicyState) -> set[str]:
+def _lasting(state: PolicyState, sample: GovernorSample, now: GovernorWord, *, changed: bool) -> GovernorWord:
+    """The state to tell: another one once something changed, or after it has lasted. Demand wavers."""
+    if now == state.word:
+        state.t_word_ns = None
+    elif state.t_word_ns is None:
+        state.t_word_ns = sample.t_ns
+    if now != state.word and (changed or sample.t_ns - (state.t_word_ns or sample.t_ns) >= LASTING_S * NS_PER_S):
+        state.word, state.t_word_ns = now, None
+    return state.word
+
+
+def _short(site: Site, budget: Budget, tunings: Mapping[str, Tuning], plan: Plan, state: PolicyState) -> set[str]:
     """Models whose lanes cannot take in time what the point lets through: the oldest of it is left out."""
     assert state.point is not None
     found = set()
@@ -99,17 +114,18 @@ def _short(site: Site, tunings: Mapping[str, Tuning], plan: Plan, state: PolicyS
         need_s = sum(
             claim.busy_s.get(model.name, 0.0) * rate_of(state.point.fps[claim.name], claim) for claim in plan.claims
         )
-        if need_s > tuning.utilisation * model.lanes:
+        late = tuning.p99_ms is not None and tuning.p99_ms > (budget.latency_p99_ms or math.inf)
+        if late or need_s > tuning.utilisation * model.lanes:
             found.add(model.name)
     return found
 
 
-def _others(limits: Mapping[str, LimitWord]) -> list[str]:
+def _others(limits: Mapping[str, LimitWord], why: str) -> list[str]:
     found = set(limits.values())
     texts = {
-        "latency": "more frames than the lanes can take in time",
-        "over-current": "over-current",
-        "throttling": "the hardware throttles",
+        "latency": "more than the lanes can give results for in time",
+        "over-current": why,
+        "throttling": why,
         "caution": "step by step, since what more costs is not known yet",
     }
     return [text for word, text in texts.items() if word in found]

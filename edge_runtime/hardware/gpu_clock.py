@@ -6,11 +6,14 @@ The file that caps is root's. The daemon is not: it asks the helper (gpu_clock_h
 from __future__ import annotations
 
 import errno
+import math
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from edge_runtime.hardware.modules import MODULES
+from edge_runtime.hardware.nvpmodel import read_mode
 from edge_runtime.hardware.sysfs_board import gpu_by
 from edge_runtime.hardware.sysfs_files import UnreadableError, folders, read_number, read_text
 
@@ -19,6 +22,8 @@ NOTE = Path("/run/edge-runtime-clock/capped")
 LEASE_S = 5.0
 """A cap that was not asked for again for this long is taken away."""
 MAX_LINE_BYTES = 64
+MODE_SETTLES_S = 10.0
+"""A power mode that is switched writes the clock, and that it was switched, in an order and a time of its own."""
 
 _ROOT = Path("/")
 _NAMES = tuple(dict.fromkeys(name for module in MODULES for name in module.gpu_names))
@@ -31,7 +36,7 @@ class GpuClock:
 
     `note`: a file that keeps what was there before a cap, so that the next start can give back what a kill left.
     A `max_freq` that somebody else has set meanwhile, as nvpmodel does with a new power mode, is what holds without a
-    cap from then on.
+    cap from then on; also one that is by chance what was capped to, which only the power mode tells.
     """
 
     def __init__(self, root: Path = _ROOT, *, note: Path | None = None) -> None:
@@ -40,6 +45,13 @@ class GpuClock:
         self._folder: Path | None = None
         self._ceiling: int | None = None
         self._ours: int | None = None
+        self._mode: int | None = None
+        self._t_foreign_s = -math.inf
+
+    @property
+    def capped(self) -> bool:
+        """Whether a cap of this object's is in force, as far as it knows."""
+        return self._ours is not None
 
     def find(self) -> str | None:
         reason = self._look()
@@ -47,19 +59,27 @@ class GpuClock:
             return "its max_freq may not be written by this user"
         return reason
 
-    def recover(self) -> None:
-        """Give back what a process before this one has left capped."""
+    def recover(self) -> str | None:
+        """Give back what a process before this one has left capped. Why it could not be, None where all is well:
+        `cap(None)` tries again."""
         if self._note is None or self._look() is not None:
-            return
+            return None
         try:
-            ceiling, capped = (int(word) for word in read_text(self._note).split())
+            ceiling, capped, mode = (None if word == "-" else int(word) for word in read_text(self._note).split())
         except (UnreadableError, ValueError):
-            return
+            return None
         now = self._max()
+        if isinstance(now, str):
+            return now
+        if ceiling is None or capped is None or mode != self._read_mode():
+            self._forget()
         # drivers round: what was asked for need not be what they say
-        if isinstance(now, int) and now < ceiling and abs(now - capped) <= 0.01 * capped:
-            self._write(ceiling)
-        self._forget()
+        elif now < ceiling and abs(now - capped) <= 0.01 * capped:
+            self._ours, self._ceiling, self._mode = now, ceiling, mode
+            return self._free()
+        else:
+            self._forget()
+        return None
 
     def steps_hz(self) -> tuple[float, ...]:
         most = self.ceiling_hz()
@@ -73,7 +93,8 @@ class GpuClock:
         """The highest clock without a cap of ours; None where it is not known."""
         if self._look() is not None or isinstance(now := self._max(), str):
             return None
-        return float(self._ceiling if self._ceiling is not None and now == self._ours else now)
+        ours = now == self._ours and (self._settles() or self._read_mode() == self._mode)
+        return float(self._ceiling if self._ceiling is not None and ours else now)
 
     def hz(self) -> float | None:
         if self._look() is not None or self._folder is None:
@@ -89,14 +110,11 @@ class GpuClock:
         now = self._max()
         if isinstance(now, str):
             return now
-        if now != self._ours:
-            self._ours, self._ceiling = None, now
+        self._heed_others(now)
         if hz is None:
             return self._free()
-        steps = self._steps()
-        if hz not in steps:
-            known = ", ".join(f"{step / 1e6:g}" for step in steps)
-            return f"{hz / 1e6:g} MHz is no step of the GPU's clock" + (f": {known}" if known else "; none is known")
+        if (reason := self.refusal(hz)) is not None:
+            return reason
         assert self._ceiling is not None
         if hz >= self._ceiling:
             return self._free()
@@ -104,11 +122,44 @@ class GpuClock:
             return None
         return self._cap(self._ceiling, int(hz))
 
+    def refusal(self, hz: float) -> str | None:
+        """Why `hz` can be no cap here; None where it can be."""
+        if (reason := self._look()) is not None:
+            return reason
+        steps = self._steps()
+        if hz in steps:
+            return None
+        known = ", ".join(f"{step / 1e6:g}" for step in steps)
+        return f"{hz / 1e6:g} MHz is no step of the GPU's clock" + (f": {known}" if known else "; none is known")
+
     def close(self) -> None:
         if self._ours is not None:
             self.cap(None)
 
     # --- the files
+
+    def _heed_others(self, now: int) -> None:
+        """Take what somebody else has set for what holds without a cap."""
+        mode = self._read_mode()
+        if now != self._ours:
+            if self._ceiling is not None and now != self._ceiling:
+                self._t_foreign_s = time.monotonic()
+        elif mode == self._mode:
+            return
+        elif self._settles():
+            # the clock of this mode was seen already, before its name
+            self._mode = mode
+            self._remember(self._ceiling, now)
+            return
+        if self._ours is not None:
+            self._forget()
+        self._ours, self._ceiling, self._mode = None, now, mode
+
+    def _settles(self) -> bool:
+        return time.monotonic() - self._t_foreign_s < MODE_SETTLES_S
+
+    def _read_mode(self) -> int | None:
+        return read_mode(self._root).number
 
     def _cap(self, ceiling: int, wanted: int) -> str | None:
         self._remember(ceiling, wanted)
@@ -119,12 +170,10 @@ class GpuClock:
                 self._remember(ceiling, self._ours)
             return reason
         taken = self._max()
+        self._ours = wanted if isinstance(taken, str) else taken
         if isinstance(taken, str) or taken > wanted:
-            self._write(ceiling)
-            self._ours = None
-            self._forget()
+            self._free()
             return taken if isinstance(taken, str) else f"the driver keeps to {taken / 1e6:g} MHz"
-        self._ours = taken
         return None
 
     def _free(self) -> str | None:
@@ -178,11 +227,12 @@ class GpuClock:
             return f"max_freq cannot be written: {os.strerror(error.errno or 0)} ({code})"
         return None
 
-    def _remember(self, ceiling: int, wanted: int) -> None:
+    def _remember(self, ceiling: int | None, wanted: int) -> None:
         if self._note is not None:
             # no fsync: after a power cut no clock is capped either
             with suppress(OSError):
-                self._note.write_text(f"{ceiling} {wanted}\n", encoding="ascii")
+                mode = "-" if self._mode is None else self._mode
+                self._note.write_text(f"{ceiling} {wanted} {mode}\n", encoding="ascii")
 
     def _forget(self) -> None:
         if self._note is not None:

@@ -33,8 +33,11 @@ class HelperClock:
 
     def find(self) -> str | None:
         self._retry_s = 0.0
-        reason = self._ask("free")
-        self._close()
+        # a cap that is held stays: who looks again for other steps does not want a moment without it
+        held_hz = None if self._sock is None else self._wanted_hz
+        reason = self._ask("free" if held_hz is None else f"cap {held_hz:.0f}")
+        if held_hz is None:
+            self._close()
         if reason is None and not self.steps_hz():
             return "the GPU's clock has no steps that are known"
         return reason

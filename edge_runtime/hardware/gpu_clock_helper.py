@@ -29,6 +29,8 @@ from edge_runtime.hardware.gpu_clock import LEASE_S, MAX_LINE_BYTES, NOTE, SOCKE
 log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 8
+RETRY_S = 1.0
+"""A cap that could not be freed is tried again so often."""
 _CAP = re.compile(rb"cap ([0-9]{1,11})")
 
 
@@ -52,10 +54,12 @@ class ClockHelper:
         self._lease_s = lease_s
         self._clients: dict[int, _Client] = {}
         self._selector = selectors.DefaultSelector()
+        self._retry_s: float | None = None
+        self._trouble: str | None = None
 
     def run(self) -> None:
         """Until it is woken. No cap is left behind."""
-        self._clock.recover()
+        self._note(self._clock.recover())
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -70,6 +74,8 @@ class ClockHelper:
 
     def _turn(self) -> bool:
         ends = [client.until_s for client in self._clients.values()]
+        if self._retry_s is not None:
+            ends.append(self._retry_s)
         timeout_s = max(0.0, min(ends) - time.monotonic()) if ends else None
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._wake:
@@ -82,6 +88,8 @@ class ClockHelper:
         for client in list(self._clients.values()):
             if client.until_s <= now_s:
                 self._drop(client)
+        if self._retry_s is not None and self._retry_s <= now_s:
+            self._apply()
         return True
 
     def _accept(self) -> None:
@@ -119,7 +127,11 @@ class ClockHelper:
         found = _CAP.fullmatch(line)
         if found is None and line != b"free":
             return "error there is only: cap HZ, free"
-        client.cap_hz = None if found is None else int(found[1])
+        wanted = None if found is None else int(found[1])
+        # not left to the lowest cap: another client's may hide this one for now
+        if wanted is not None and (reason := self._clock.refusal(wanted)) is not None:
+            return f"error {reason}"
+        client.cap_hz = wanted
         if (reason := self._apply()) is not None:
             client.cap_hz = before
             self._apply()
@@ -131,7 +143,19 @@ class ClockHelper:
         return min((each.cap_hz for each in self._clients.values() if each.cap_hz is not None), default=None)
 
     def _apply(self) -> str | None:
-        return self._clock.cap(self._lowest())
+        reason = self._clock.cap(self._lowest())
+        self._note(reason)
+        return reason
+
+    def _note(self, reason: str | None) -> None:
+        """Come back to a cap that is in force, and could not be changed for this reason."""
+        if reason is None or not self._clock.capped:
+            self._retry_s = self._trouble = None
+            return
+        self._retry_s = time.monotonic() + RETRY_S
+        if reason != self._trouble:
+            log.error("the GPU's clock could not be set, and is tried again: %s", reason)
+        self._trouble = reason
 
     @staticmethod
     def _answer(client: _Client, text: str) -> bool:
@@ -146,8 +170,8 @@ class ClockHelper:
         self._clients.pop(client.sock.fileno(), None)
         with suppress(KeyError):
             self._selector.unregister(client.sock)
-        if client.cap_hz is not None and (reason := self._apply()) is not None:
-            log.error("the GPU's clock could not be set free: %s", reason)
+        if client.cap_hz is not None:
+            self._apply()
         client.sock.close()  # last: who sees this end may count on it
 
 

@@ -495,7 +495,11 @@ class Desk:
 
     def _take_back(self, batch: Batch, after: _After) -> None:
         self._running -= 1
-        self._lateness.took(self._clock_ns() - batch.places[0].t_claim_ns)
+        now_ns = self._clock_ns()
+        self._lateness.took(now_ns - batch.places[0].t_claim_ns)
+        for place in batch.places:
+            if place.state is PlaceState.READY and not place.entry.stream.patient:
+                self._lateness.came(now_ns - place.entry.frame.t_capture_ns)
         self._finish(batch, after)
         if self._split:
             self._wake()

@@ -106,7 +106,7 @@ class ModelSeen:
 
     `variant`: what new batches run on, None: down. `busy_s`: seconds of inference, summed over its lanes, runs under
     way included. `frames`: frames that were inferred; `batches`: runs that ended. `latencies_ms`: from capture to
-    result, of every frame that completed. `changing`: an exchange of its engine is under way.
+    result, of every frame that completed. `cached`: frames that a cache answered without a run. `changing`: an exchange of its engine is under way.
     """
 
     variant: str | None
@@ -115,6 +115,7 @@ class ModelSeen:
     batches: int = 0
     latencies_ms: tuple[float, ...] = ()
     changing: bool = False
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

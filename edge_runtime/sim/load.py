@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -116,8 +117,9 @@ class SimLoad:
     models: tuple[SimModel, ...]
     clocks_hz: tuple[float, ...] = ()
 
-    def site(self, *, period_s: float = 0.1, costs_known: bool = True) -> Site:
-        """What a governor is told of it; `costs_known`: what a frame costs on a variant was measured before."""
+    def site(self, *, period_s: float = 0.1, costs_s: Mapping[str, float] | None = None) -> Site:
+        """What a governor is told of it. `costs_s`: what it knows of a frame's lane time (s), by variant; one that
+        is absent: nothing. None: what is true."""
         return Site(
             tuple(
                 CameraSite(each.name, each.models, each.wanted_hz, each.min_hz, each.priority) for each in self.cameras
@@ -127,7 +129,7 @@ class SimLoad:
                     each.name,
                     each.lanes,
                     tuple(
-                        VariantSite(variant.name, variant.busy_s(1) if costs_known else None)
+                        VariantSite(variant.name, variant.busy_s(1) if costs_s is None else costs_s.get(variant.name))
                         for variant in each.variants
                     ),
                     each.places,

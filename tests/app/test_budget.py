@@ -36,9 +36,9 @@ class Told:
         self.data.append(data)
 
 
-def keeper(told: Told | None = None, *, measured: bool = True, **config: float) -> BudgetKeeper:
+def keeper(told: Told | None = None, *, unmeasured: str | None = None, **config: float) -> BudgetKeeper:
     budget = BudgetConfig(**config) if config else None  # type: ignore[arg-type]
-    return BudgetKeeper(budget, measured=measured, tell=told or Told())
+    return BudgetKeeper(budget, unmeasured=unmeasured, tell=told or Told())
 
 
 def test_a_command_changes_what_it_names_and_nothing_else() -> None:
@@ -62,7 +62,7 @@ def test_a_command_changes_what_it_names_and_nothing_else() -> None:
     ],
 )
 def test_no_command_allows_more_power_than_the_configuration(config: dict[str, float], most_w: float) -> None:
-    budget = BudgetKeeper(BudgetConfig(**config), measured=True, tell=Told())  # type: ignore[arg-type]
+    budget = BudgetKeeper(BudgetConfig(**config), tell=Told())  # type: ignore[arg-type]
     before = budget.current()
     for watts in (most_w + 0.01, None):
         with pytest.raises(RefusedError) as caught:
@@ -80,11 +80,25 @@ def test_without_a_bound_any_power_goes_and_goes_away_again() -> None:
 
 
 def test_where_nothing_is_measured_only_latency_can_be_held() -> None:
-    budget = keeper(measured=False)
+    budget = keeper(unmeasured='hardware = "none"')
     for args in (SetBudgetArgs(power_w=5.0), SetBudgetArgs(temperature_c=80.0, latency_p99_ms=1.0)):
         with pytest.raises(RefusedError, match="nothing here could tell"):
             budget.set(args)
     assert budget.set(SetBudgetArgs(latency_p99_ms=80.0, power_w=None)) == Budget(latency_p99_ms=80.0)
+
+
+def test_what_nothing_can_tell_is_said_for_as_long_as_it_is_asked_for() -> None:
+    assert keeper(power_w=15.0).unheld() == []
+    budget = keeper(unmeasured="no sensors: this is no Jetson", power_w=15.0, temperature_c=85.0, latency_p99_ms=80.0)
+    assert budget.unheld() == [
+        "power budget of 15 W cannot be held: no sensors: this is no Jetson; the safe point is in force",
+        "temperature budget of 85 degC cannot be held: no sensors: this is no Jetson; the safe point is in force",
+    ]
+    with pytest.raises(RefusedError) as caught:
+        budget.set(SetBudgetArgs(power_w=5.0))
+    assert (caught.value.code, caught.value.remedy) == ("not_measured", "no sensors: this is no Jetson")
+    budget.apply(BudgetConfig(latency_p99_ms=80.0))
+    assert budget.unheld() == []
 
 
 def test_a_configuration_that_says_what_it_said_leaves_what_a_command_has_set() -> None:
@@ -106,7 +120,7 @@ limits = st.none() | st.floats(1, 1000)
 def test_whatever_is_commanded_the_bound_holds(power_w: float | None, most_w: float | None, asked: list[Any]) -> None:
     if power_w is not None and most_w is not None and power_w > most_w:
         power_w, most_w = most_w, power_w
-    budget = BudgetKeeper(BudgetConfig(power_w=power_w, max_power_w=most_w), measured=True, tell=Told())
+    budget = BudgetKeeper(BudgetConfig(power_w=power_w, max_power_w=most_w), tell=Told())
     bound_w = most_w if most_w is not None else power_w
     for watts in asked:
         before = budget.current()

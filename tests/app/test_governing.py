@@ -17,12 +17,14 @@ from edge_runtime.app.governing import NO_LIMIT, Governing, find_profile
 from edge_runtime.app.machine import Machine, simulated
 from edge_runtime.config import parse_config
 from edge_runtime.governor.controller import Controller
-from edge_runtime.governor.profile import Profile, ProfilePoint, save_profile
+from edge_runtime.governor.profile import Profile, ProfilePoint, parse_profile, save_profile
+from edge_runtime.hardware.energy import IdlePower
 from edge_runtime.hardware.sampler import Sampler
 from edge_runtime.pipeline.desk import Desk
 from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.commands import SetBudgetArgs
 from edge_runtime.records.governing import Budget, Decision, GovernorSample, OperatingPoint
+from edge_runtime.records.power import Unavailable
 from edge_runtime.sim.sensors import Fault
 from tests.app.test_keeper import Device, costs, three_variants
 from tests.awaiting import wait_until
@@ -43,7 +45,7 @@ class Governed:
         self.machine = simulated(
             "orin-nano-8gb", pipeline, on_switch=lambda _: None, on_death=self._died, faults=faults
         )
-        self.budget = BudgetKeeper(config.budget, measured=True, tell=lambda *_: None)
+        self.budget = BudgetKeeper(config.budget, tell=lambda *_: None)
         self.switch = CameraSwitch(pipeline.camera, {"c": None})
         self.sampler = Sampler(self.machine.sensors, idle=self.machine.idle, on_death=self._died)
         self.told: list[tuple[Decision, Budget]] = []
@@ -251,6 +253,34 @@ def profile(**fields: Any) -> Profile:
 @pytest.fixture
 def machine() -> Machine:
     return simulated("orin-nano-8gb", Pipeline(lambda _: None), on_switch=lambda _: None, on_death=lambda *_: None)
+
+
+def test_the_profile_in_the_documents_fits_the_machine_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    found = re.search(r'```text\n(schema = "edge.profile/1".*?)```', page, re.DOTALL)
+    assert found is not None
+    shown = parse_profile(found[1], "operations.md")
+    assert set(shown.versions) == {"edge_runtime", "onnxruntime"}
+    device = Machine(shown.module, shown.mode, Unavailable("for the test"), IdlePower(), None)
+    monkeypatch.setattr("edge_runtime.app.machine.version", lambda _: shown.versions["onnxruntime"])
+    monkeypatch.setattr("edge_runtime.app.machine.__version__", shown.versions["edge_runtime"])
+    assert device.lacks(shown) is None
+    assert device.lacks(shown.model_copy(update={"mode": "25W"})) is not None
+    monkeypatch.setattr("edge_runtime.app.machine.__version__", "0.0.9")
+    assert device.lacks(shown) == f"it was measured with edge_runtime {shown.versions['edge_runtime']}, this has 0.0.9"
+
+
+def test_a_profile_without_joules_still_tells_how_long_a_frame_takes(made: list[Governed], folder: Path) -> None:
+    governed = make(made, folder, "power_w = 10")
+    engine = next(each.info.digest for each in governed.device.ladder() if each.info.variant == "middle")
+    point = ProfilePoint(
+        engine=engine, bundle=DIGEST, variant="middle", backend="onnxruntime", lanes=1, batch=1, fps=30.0, busy_s=0.5,
+        p99_ms=40.0,
+    )  # fmt: skip
+    governing = governed.governing
+    governing._profile = profile().model_copy(update={"points": (point,)})
+    found = {each.name: (each.busy_s, each.joules) for each in governing._site(()).models[0].variants}
+    assert found == {"large": (0.03, None), "middle": (0.5, None), "small": (0.01, None)}
 
 
 def test_a_profile_is_used_where_it_fits_and_trouble_where_it_does_not(tmp_path: Path, machine: Machine) -> None:

@@ -35,11 +35,20 @@ def test_a_small_surge_adds_up() -> None:
         assert back.completed_hz <= back.offered_hz + 3 / 0.3
         assert all(0 <= each.busy <= 1.05 for each in run.phases)
         assert run.surge_p99_ms is not None
+        assert run.through_p99_ms is not None
     assert all(set(each.variants) <= set(VARIANTS) for each in governed.phases)
     assert all(set(each.variants) <= {VARIANTS[0]} for each in off.phases)
     assert {each.because for each in off.phases} == {"off"}
     assert all(each.because != "off" for each in governed.phases)
     json.dumps(result.as_dict())
+
+
+def test_the_description_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        edge_runtime(["bench", "surge", "--help"])
+    said = capsys.readouterr().out
+    assert "100 %" in said
+    assert "%%" not in said
 
 
 def test_a_variant_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

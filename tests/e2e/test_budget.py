@@ -25,6 +25,22 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> t
     return code, out, err
 
 
+def test_a_power_budget_without_sensors_is_said_to_be_none_that_can_be_held(tmp_path: Path) -> None:
+    config = write_config(tmp_path, camera=CAMERA, hardware="auto", more="[budget]\npower_w = 12\n")
+    store = tmp_path / "store"
+    with DaemonProcess(config) as daemon:
+        daemon.wait_for("power budget of 12 W cannot be held: no sensors: ")
+        wait_until(lambda: is_up(store), 20, "the daemon is up")
+        wait_until(lambda: ask(store, "GET", "/healthz")[1]["status"] == "degraded", 5, "it is degraded")
+        health = ask(store, "GET", "/healthz")[1]
+        assert any(each.startswith("power budget of 12 W cannot be held: ") for each in health["reasons"])
+        refused = ask(store, "POST", "/api/command/set-budget", {"args": {"power_w": 5}})[1]
+        assert refused["error"]["code"] == "not_measured"
+        config.write_text(config.read_text(encoding="utf-8").replace("power_w = 12", "latency_p99_ms = 80"), "utf-8")
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: ask(store, "GET", "/healthz")[1]["status"] == "ok", 10, "it is well")
+
+
 def test_a_budget_by_command_and_by_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(tmp_path, camera=CAMERA, more=BUDGET)
     store = tmp_path / "store"

@@ -26,7 +26,7 @@ def test_the_demo_shows_windows_from_the_broker_and_a_table() -> None:
     assert found.stderr == ""
     lines = re.findall(r"^window (\d+): .* fps/W \(simulated\);.* sees .*person", found.stdout, re.MULTILINE)
     assert len(lines) >= 2
-    assert "Budget 6.2 W, 85 degC, p99 80 ms" in found.stdout
+    assert "Budget 5 W, 85 degC, p99 80 ms" in found.stdout
     assert "Model bundled:centernet: fp32-416, fp32-320 on onnxruntime" in found.stdout
     table = dict(re.findall(r"^(\S.*?)  +(\S.*)$", found.stdout.split("\n\n")[-1], re.MULTILINE))
     lost = int(table["stale"]) + int(table["failed"]) + int(table["in flight"])

@@ -126,7 +126,7 @@ class Sink:
 
 
 @given(st.floats(0.4, 5.0), st.floats(30, 360), st.floats(0.15, 0.6), st.floats(0, 45), st.integers(0, 1000))
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_the_limit_is_reached_and_not_passed(
     resistance_c_w: float, tau_s: float, die_c_w: float, ambient_c: float, seed: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from edge_runtime.bench.governor import run_cell
 from edge_runtime.bench.governor_cells import Cell, sample
 from edge_runtime.bench.governor_judge import Figures
+from edge_runtime.governor import planning
 from edge_runtime.governor.controller import Controller
 from edge_runtime.records.governing import (
     Budget,
@@ -57,6 +59,8 @@ class Bench:
         self.t_s = 0.0
         self._carried = {"c0": 0.0, "c1": 0.0}
         self._frames = 0.0
+        self.hits = 0.0  # share of frames that a cache answers
+        self.down = False
         self.last: Decision | None = None
 
     def sample(self) -> GovernorSample:
@@ -70,6 +74,8 @@ class Bench:
             cap = self.point.fps[name]
             frames += (hz if cap is None else min(hz, cap)) * SPAN_S
         variant = self.point.variants["m"]
+        answered = frames * self.hits
+        frames = 0.0 if self.down else frames - answered
         settled_w = self.base_w + JOULES[variant] * frames / SPAN_S
         self.power_w += (settled_w - self.power_w) * -math.expm1(-SPAN_S / LAG_S)
         self._frames += frames
@@ -77,7 +83,7 @@ class Bench:
         self._frames -= whole
         # never the very same reading twice
         power_w = self.power_w + 0.001 * ((self.t_s / SPAN_S) % 7)
-        seen = ModelSeen(variant, BUSY_S[variant] * frames, whole, whole)
+        seen = ModelSeen(None if self.down else variant, BUSY_S[variant] * frames, whole, whole, cached=round(answered))
         return GovernorSample(int(self.t_s * 1e9), SPAN_S, power_w, self.tj_c, cameras, {"m": seen}, quantum_w=0.04)
 
     def step(self, **changes: object) -> Decision:
@@ -298,7 +304,118 @@ def test_of_clocks_that_bring_the_same_frames_the_lowest_is_taken() -> None:
 def test_a_clock_at_which_a_run_takes_too_long_is_none() -> None:
     bench = Bench(Budget(power_w=20.0, latency_p99_ms=60.0), clocks_hz=(300e6, 600e6, 1200e6))
     bench.run(30)
-    assert bench.point.gpu_hz == 1200e6
+    assert bench.point.gpu_hz is None, "no cap"
+
+
+def test_frames_that_a_cache_answers_cost_nothing() -> None:
+    bench = Bench(Budget(power_w=8.0))
+    bench.hits = 0.6
+    bench.run(60)
+    # 3 W are 15 runs a second, and so 37 frames
+    assert sum(bench.granted().values()) >= 30
+    assert bench.power_w <= 8.0 * 1.03
+    bench.hits = 0.0
+    bench.run(3)
+    assert bench.power_w <= 8.0 * 1.05
+    bench.run(20)
+    assert sum(bench.granted().values()) == pytest.approx(15, abs=1.5)
+
+
+def test_a_model_that_is_down_has_no_claim_on_watts() -> None:
+    bench = Bench(Budget(power_w=8.0))
+    bench.run(20)
+    site = bench.site
+    bench.site = dataclasses.replace(
+        site,
+        cameras=(site.cameras[0], dataclasses.replace(site.cameras[1], models=("n",))),
+        models=(*site.models, ModelSite("n", 1, (VariantSite("only", 0.02),))),
+    )
+    bench.rates = {"c0": 20.0, "c1": 20.0}
+    for _ in range(160):
+        sample = bench.sample()
+        seen = dict(sample.models)
+        # all of c1's frames are another model's, which is down
+        share = bench.granted()["c0"] / sum(bench.granted().values())
+        seen["m"] = dataclasses.replace(seen["m"], busy_s=seen["m"].busy_s * share)
+        seen["n"] = ModelSeen(None)
+        decision = bench.controller.step(bench.site, bench.budget, dataclasses.replace(
+            sample, models=seen, power_w=BASE_W + seen["m"].busy_s / SPAN_S / BUSY_S["large"] * JOULES["large"]
+        ))  # fmt: skip
+        bench.point = decision.point
+    assert bench.granted()["c0"] >= 13.5
+
+
+def test_a_camera_that_is_back_has_its_minimum_at_once() -> None:
+    bench = Bench(Budget(power_w=8.0))
+    cameras = tuple(CameraSite(f"c{index}", ("m",), 10.0, 1.5) for index in range(8))
+    bench.site = dataclasses.replace(bench.site, cameras=cameras)
+    bench.rates = {camera.name: 10.0 for camera in cameras}
+    bench._carried = dict.fromkeys(bench.rates, 0.0)
+    bench.point = bench.controller.begin(bench.site, bench.budget)
+    bench.run(30)
+    bench.rates["c3"] = 0.0
+    bench.run(20)
+    bench.rates["c3"] = 10.0
+    bench.run(2)
+    assert bench.granted()["c3"] >= 1.4
+
+
+def test_a_file_at_full_pace_is_never_let_go() -> None:
+    bench = Bench(Budget(power_w=12.0))
+    cameras = (CameraSite("c0", ("m",), None, full_pace=True), CameraSite("c1", ("m",), None, full_pace=True))
+    bench.site = dataclasses.replace(bench.site, cameras=cameras)
+    bench.rates = {"c0": 500.0, "c1": 500.0}
+    bench.point = bench.controller.begin(bench.site, bench.budget)
+    for _ in range(80):
+        bench.rates = {name: min(500.0, bench.point.fps[name] or 500.0) for name in bench.rates}
+        bench.step()
+        assert bench.power_w <= 12.0 * 1.05
+    assert sum(bench.rates.values()) == pytest.approx(35, rel=0.1)
+
+
+def test_a_budget_that_is_set_anew_begins_at_the_safe_point() -> None:
+    bench = Bench(Budget())
+    bench.run(5)
+    assert bench.granted() == {"c0": 20.0, "c1": 20.0}
+    bench.budget = Budget(power_w=9.0)
+    bench.step()
+    assert bench.point.variants == {"m": "small"}
+    bench.run(20)
+    assert sum(bench.granted().values()) == pytest.approx(20, abs=1)
+
+
+def test_over_current_between_two_runs_is_no_reason_to_take_everything() -> None:
+    bench = Bench(Budget(power_w=12.0))
+    bench.run(20)
+    idle = {"m": ModelSeen("large")}
+    decision = bench.step(over_current={"oc1": 1}, models=idle)
+    assert sum(bench.granted().values()) >= 15
+    assert "under-voltage (input 1)" in decision.because
+
+
+def test_over_current_counts_with_a_latency_budget_alone() -> None:
+    bench = Bench(Budget(latency_p99_ms=80.0))
+    bench.run(10)
+    bench.step(over_current={"oc2": 1})
+    assert sum(bench.granted().values()) <= 32
+
+
+def test_the_state_does_not_waver() -> None:
+    """Each change of it is an event."""
+    bench = Bench(Budget(power_w=8.0))
+    bench.run(20)
+    words = []
+    for number in range(240):
+        bench.rates = {"c0": 20.0 + number % 3, "c1": 20.0 - number % 2}
+        words.append(bench.step().state)
+    assert sum(before != after for before, after in itertools.pairwise(words)) <= 4
+
+
+def test_many_models_cost_no_more_time_than_a_look_has() -> None:
+    variants = tuple(VariantSite(name, BUSY_S[name]) for name in JOULES)
+    models = tuple(ModelSite(f"m{index}", 1, variants) for index in range(9))
+    site = Site(tuple(CameraSite(f"c{index}", (f"m{index}",), 20.0, 5.0) for index in range(9)), models)
+    assert len(list(planning.ladders(site))) == 3
 
 
 NUMBERS = st.one_of(st.none(), st.floats(0.1, 60))

@@ -70,6 +70,64 @@ def test_a_mode_that_changes_under_a_cap_is_what_holds_from_then_on(tmp_path: Pa
     assert max_hz(tree) == 408_000_000
 
 
+def set_mode(tree: Tree, number: int) -> None:
+    tree.write("var/lib/nvpmodel/status", f"pmode:{number:04d}")
+
+
+def test_a_mode_whose_clock_is_by_chance_the_capped_one_keeps_it(tmp_path: Path) -> None:
+    tree = build(tmp_path, "orin-nx-16gb")
+    note = tmp_path / "capped"
+    clock = GpuClock(tmp_path, note=note)
+    set_mode(tree, 0)
+    assert clock.cap(STEP_HZ) is None
+    set_mode(tree, 2)  # and writes 612 MHz
+    assert clock.ceiling_hz() == STEP_HZ
+    clock.close()
+    assert (max_hz(tree), note.exists(), clock.capped) == (STEP_HZ, False, False)
+    # renewed, and then lowered and freed: up to this mode's clock and no further
+    tree.write(tree.gpu_folder() / "max_freq", f"{MAX_HZ}\n")
+    clock = GpuClock(tmp_path, note=note)
+    assert clock.cap(STEP_HZ) is None
+    set_mode(tree, 1)
+    assert clock.cap(STEP_HZ) is None
+    assert clock.cap(408e6) is None
+    assert clock.cap(None) is None
+    assert max_hz(tree) == STEP_HZ
+    # killed meanwhile
+    tree.write(tree.gpu_folder() / "max_freq", f"{MAX_HZ}\n")
+    assert GpuClock(tmp_path, note=note).cap(STEP_HZ) is None
+    set_mode(tree, 2)
+    assert GpuClock(tmp_path, note=note).recover() is None
+    assert (max_hz(tree), note.exists()) == (STEP_HZ, False)
+
+
+def test_a_mode_that_is_named_after_its_clock_is_set_is_not_taken_for_another_one(tmp_path: Path) -> None:
+    tree = build(tmp_path, "orin-nx-16gb")
+    clock = GpuClock(tmp_path)
+    set_mode(tree, 0)
+    assert clock.cap(510e6) is None
+    tree.write(tree.gpu_folder() / "max_freq", "918000000\n")
+    assert clock.cap(510e6) is None
+    set_mode(tree, 2)
+    assert clock.ceiling_hz() == 918e6
+    assert clock.cap(510e6) is None
+    clock.close()
+    assert max_hz(tree) == 918_000_000
+
+
+def test_a_cap_that_cannot_be_freed_stays_known(tmp_path: Path) -> None:
+    tree = build(tmp_path, "orin-nx-16gb")
+    note = tmp_path / "capped"
+    clock = GpuClock(tmp_path, note=note)
+    assert clock.cap(510e6) is None
+    tree.write(tree.gpu_folder() / "max_freq", "fast")
+    assert clock.cap(None) is not None
+    assert (clock.capped, note.exists()) == (True, True)
+    tree.write(tree.gpu_folder() / "max_freq", "510000000\n")
+    assert clock.cap(None) is None
+    assert (max_hz(tree), clock.capped, note.exists()) == (MAX_HZ, False, False)
+
+
 def test_a_kill_is_made_good_by_the_next_start_and_nothing_else_is(tmp_path: Path) -> None:
     tree = build(tmp_path, "orin-nx-16gb")
     note = tmp_path / "capped"
@@ -85,18 +143,24 @@ def test_a_kill_is_made_good_by_the_next_start_and_nothing_else_is(tmp_path: Pat
     tree.write(tree.gpu_folder() / "max_freq", "714000000\n")
     after.recover()
     assert (max_hz(tree), note.exists()) == (714_000_000, False)
-    for rubbish in ("", "x y", "1", "-5 3", "1173000000 714000000 1"):
+    mode = int((tmp_path / "var/lib/nvpmodel/status").read_text().removeprefix("pmode:"))
+    rubbishes = ("", "x y", "1", "-5 3", "1173000000 714000000", "1173000000 - 1", f"1173000000 714000000 {mode} 1")
+    for rubbish in (*rubbishes, "- - -", f"1173000000 714000000 {mode + 1}", "1173000000 714000000 -"):
         note.write_text(rubbish)
         after.recover()
         assert max_hz(tree) == 714_000_000
 
 
 def test_a_cap_that_ends_leaves_no_note(tmp_path: Path) -> None:
-    build(tmp_path, "orin-nx-16gb")
+    tree = build(tmp_path, "orin-nx-16gb")
     note = tmp_path / "capped"
     clock = GpuClock(tmp_path, note=note)
+    set_mode(tree, 2)
     assert clock.cap(408e6) is None
-    assert note.read_text() == f"{MAX_HZ} 408000000\n"
+    assert note.read_text() == f"{MAX_HZ} 408000000 2\n"
+    (tmp_path / "var/lib/nvpmodel/status").unlink()
+    assert clock.cap(306e6) is None
+    assert note.read_text() == "408000000 306000000 -\n"
     clock.close()
     clock.close()
     assert not note.exists()

@@ -117,6 +117,31 @@ def test_the_lowest_cap_holds_and_each_ends_with_its_client(helper: Helper) -> N
     wait_until(lambda: helper.max_hz() == MAX_HZ)
 
 
+def test_what_is_no_step_is_refused_while_another_holds_a_lower_cap(helper: Helper) -> None:
+    with helper.connected() as other:
+        with helper.connected() as one:
+            assert say(one, "cap 408000000").startswith("ok")
+            assert say(other, "cap 999999999").startswith("error 1000 MHz is no step")
+            assert helper.max_hz() == 408_000_000
+        wait_until(lambda: helper.max_hz() == MAX_HZ)
+        assert say(other, "cap 714000000").startswith("ok 714000000")
+
+
+def test_a_cap_that_could_not_be_freed_is_tried_again(helper: Helper) -> None:
+    max_freq = helper.tree.gpu_folder() / "max_freq"
+    with helper.connected() as sock:
+        assert say(sock, "cap 510000000").startswith("ok")
+        helper.tree.write(max_freq, "fast")
+        assert say(sock, "free").startswith("error max_freq")
+    # it is over once the client is dropped, and that one is dropped before the next is heard
+    wait_until(helper._answers)
+    assert helper.note.exists()
+    helper.tree.write(max_freq, "510000000")
+    wait_until(lambda: helper.max_hz() == MAX_HZ, 5)
+    wait_until(lambda: not helper.note.exists())
+    assert helper.stop() == 0
+
+
 def test_a_client_that_is_killed_holds_nothing(helper: Helper) -> None:
     program = (
         "import socket, sys, time\n"
@@ -230,6 +255,12 @@ def test_the_daemons_cap_is_renewed_without_asking_every_time(helper: Helper) ->
     assert clock.cap(714e6) is None
     assert helper.max_hz() == 714_000_000
     assert clock.steps_hz()[-1] == MAX_HZ
+    # looked for again while it is held, in another mode too
+    assert clock.find() is None
+    assert helper.max_hz() == 714_000_000
+    helper.tree.write(helper.tree.gpu_folder() / "max_freq", "918000000")
+    assert clock.find() is None
+    assert (helper.max_hz(), clock.steps_hz()[-1]) == (714_000_000, 918e6)
     helper.process.send_signal(signal.SIGSTOP)
     try:
         assert clock.cap(714e6) is None  # asked a moment ago
@@ -242,7 +273,7 @@ def test_the_daemons_cap_is_renewed_without_asking_every_time(helper: Helper) ->
     assert helper.max_hz() == 408_000_000
     assert "is no step" in str(clock.cap(1.0))
     assert clock.cap(None) is None
-    wait_until(lambda: helper.max_hz() == MAX_HZ)
+    wait_until(lambda: helper.max_hz() == 918_000_000)
     clock.close()
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_runtime.engine.protocol import Engine
+from edge_runtime.errors import EngineError
 from edge_runtime.hardware.protocol import SensorError
 from edge_runtime.hardware.sources import Sensors
 from edge_runtime.pipeline.lanes import BusyClock
 from edge_runtime.sim.device import AMBIENT_C, SIM_MODE, SimDevice, sim_candidate
-from edge_runtime.sim.lane import StretchedEngine
+from edge_runtime.sim.lane import OtherWork, StretchedEngine
 from edge_runtime.sim.module import MODULES, plant_parameters
 from edge_runtime.sim.plant import Plant
 from edge_runtime.sim.sensors import Fault
 from tests.awaiting import wait_until
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, FakeLane
 
 NX = "orin-nx-16gb"
 
@@ -89,6 +93,79 @@ def test_cpu_time_counts_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> N
         cpu_s[0] += 0.1 * MODULES[NX].cpu_cores
         watts = machine.after(0.1, 0)
     assert watts - idle_w == pytest.approx(MODULES[NX].cpu_w, abs=0.15)
+
+
+def test_decoding_costs_also_where_nothing_is_inferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    process_s = [5.0]
+    other = OtherWork(lambda: process_s[0])
+    machine = Machine(monkeypatch, cpu_s=other.cpu_s)
+    idle_w = machine.after(3, 0)
+    watts = 0.0
+    for _ in range(50):
+        process_s[0] += 0.1 * MODULES[NX].cpu_cores / 2
+        watts = machine.after(0.1, 0)
+    assert watts - idle_w == pytest.approx(MODULES[NX].cpu_w / 2, abs=0.15)
+    # the same time, and all of it inferring
+    for _ in range(50):
+        process_s[0] += 0.1 * MODULES[NX].cpu_cores / 2
+        other.inferred(0.1 * MODULES[NX].cpu_cores / 2)
+        watts = machine.after(0.1, 0)
+    assert watts == pytest.approx(idle_w, abs=0.15)
+    # however much it is, the module has no more cores
+    for _ in range(50):
+        process_s[0] += 100.0
+        watts = machine.after(0.1, 0)
+    assert watts - idle_w == pytest.approx(MODULES[NX].cpu_w, abs=0.3)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=50))
+def test_other_work_never_falls_and_is_what_is_left(steps: list[tuple[float, bool]]) -> None:
+    process_s, inferred_s, longest_s = 0.0, 0.0, 0.0
+    other = OtherWork(lambda: process_s)
+    last_s = 0.0
+    for cpu_s, inferring in steps:
+        process_s += cpu_s
+        now_s = other.cpu_s()  # in the middle of a run
+        if inferring:
+            other.inferred(cpu_s)
+            inferred_s += cpu_s
+            longest_s = max(longest_s, cpu_s)
+        assert last_s <= now_s <= other.cpu_s() + 1e-9
+        last_s = other.cpu_s()
+        assert -1e-9 <= last_s - (process_s - inferred_s) <= longest_s + 1e-9
+
+
+def test_a_run_says_what_cpu_time_it_took_also_one_that_fails() -> None:
+    class Burning(FakeEngine):
+        """Its runs take 20 ms of CPU time, and the second one fails."""
+
+        def open_lane(self) -> FakeLane:
+            lane, runs = super().open_lane(), [0]
+            collect = lane.collect
+
+            def burn() -> Any:
+                end_s = time.thread_time() + 0.02
+                while time.thread_time() < end_s:
+                    pass
+                runs[0] += 1
+                if runs[0] == 2:
+                    raise EngineError("broken", code="engine_run")
+                return collect()
+
+            lane.collect = burn  # type: ignore[method-assign]
+            return lane
+
+    taken_s: list[float] = []
+    engine = StretchedEngine(Burning(), lambda: 0.25, taken_s.append)
+    lane, buffer = engine.open_lane(), engine.allocate(1)
+    lane.submit(buffer, 1)
+    lane.collect()
+    lane.submit(buffer, 1)
+    with pytest.raises(EngineError):
+        lane.collect()
+    # what stretches a run is no CPU time
+    assert len(taken_s) == 2
+    assert all(0.02 <= each < 0.04 for each in taken_s)
 
 
 def test_a_counter_that_goes_back_and_a_long_sleep_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
