@@ -61,7 +61,9 @@ def take_readings(state: PolicyState, site: Site, sample: GovernorSample, work_w
     power_w = sample.power_w
     quantum_w = sample.quantum_w or 0.0
     offered_hz = sum(seen.offered for seen in sample.cameras.values()) / sample.span_s
-    if power_w is None:
+    if power_w is not None and power_w != state.last_power_w:
+        state.disbelieved = False
+    if power_w is None or state.disbelieved:
         state.energy = missed(state.energy, work_w, offered_hz, sample.span_s)
     elif state.seen < FIRST_SAMPLES:
         # power follows the load: nothing can be told before both have stood still for a moment
@@ -88,10 +90,11 @@ def lacking(state: PolicyState, budget: Budget, sample: GovernorSample, work_w: 
     """Why the safe point is the only right one now; None where it is not."""
     reasons = []
     if budget.power_w is not None:
-        moved_w = state.energy.scale * abs(work_w - state.still_work_w)
+        if sample.power_w is not None and _stands_still(state, sample.power_w, sample.quantum_w or 0.0, work_w):
+            state.disbelieved = True  # until it moves: at the safe point the load does not tell any more
         if sample.power_w is None:
             reasons.append(f"no power reading: {sample.power_reason or 'none came'}")
-        elif state.still >= STILL_SAMPLES and moved_w > max(FOLLOW_W * (sample.quantum_w or 0.0), 0.1 * sample.power_w):
+        elif state.disbelieved:
             reasons.append(f"power reads exactly {sample.power_w:.2f} W whatever runs")
     if budget.temperature_c is not None and sample.tj_c is None:
         reasons.append(f"no temperature reading: {sample.tj_reason or 'none came'}")
@@ -115,6 +118,12 @@ def first_look(state: PolicyState, budget: Budget) -> Decision | None:
     if state.point is None or state.seen >= FIRST_SAMPLES or budget.power_w is None:
         return None
     return Decision(state.point, "raising", "looking at what this device takes now", state.limits, changed=False)
+
+
+def _stands_still(state: PolicyState, power_w: float, quantum_w: float, work_w: float) -> bool:
+    """Whether power reads the very same although the load moved by what ought to show."""
+    moved_w = state.energy.scale * abs(work_w - state.still_work_w)
+    return state.still >= STILL_SAMPLES and moved_w > max(FOLLOW_W * quantum_w, 0.1 * power_w)
 
 
 def safe(site: Site, state: PolicyState, sample: GovernorSample, why: str) -> Decision:

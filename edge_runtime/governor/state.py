@@ -32,7 +32,8 @@ class PolicyState:
     model's frames, those that are run and not answered by its cache. `down`: models that run nothing. `base_w`: slow
     estimate of power without inference, W. `ordinary_w`: the power that this device is made for; the unit of all work,
     and so it stays what it was first. `seen`, `missing`, `good`: samples of power at the start, without a reading, with
-    one. `still`: samples with the very same power; `still_work_w`: the load at the first of them. `raising`: on the
+    one. `still`: samples with the very same power; `still_work_w`: the load at the first of them;
+    `disbelieved`: they do not show this device's power. `raising`: on the
     way up, step by step. `t_...`: since when more, and a heavier variant, have been possible; when the variant, the
     point and the load changed last; when more was given last under a steady load. `steady_s`: patience under a steady
     load. `punished_...`: less, for over-current or throttling, until then.
@@ -55,6 +56,7 @@ class PolicyState:
     last_power_w: float | None = None
     still: int = 0
     still_work_w: float = 0.0
+    disbelieved: bool = False
     raising: bool = False
     t_more_ns: int | None = None
     t_heavier_ns: int | None = None

@@ -246,6 +246,10 @@ def test_a_reading_that_does_not_follow_the_load_is_not_believed() -> None:
     assert bench.state() == "safe"
     assert bench.last is not None
     assert "whatever runs" in bench.last.because
+    bench.run(10, power_w=frozen_w)
+    assert bench.state() == "safe", "as long as it stands still"
+    bench.run(3)
+    assert bench.state() != "safe"
 
 
 @pytest.mark.parametrize("name", ["oc1", "oc2"])
