@@ -23,7 +23,9 @@ def demo(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[
 def test_the_demo_shows_windows_from_the_broker_and_a_table() -> None:
     found = demo("--seconds", "6")
     assert found.returncode == 0, found.stderr
-    assert found.stderr == ""
+    # it is derated or not by how fast this machine is
+    said = [line for line in found.stderr.splitlines() if not re.search(r"health: (degraded: derated: |ok)", line)]
+    assert said == []
     lines = re.findall(r"^window (\d+): .* fps/W \(simulated\);.* sees .*person", found.stdout, re.MULTILINE)
     assert len(lines) >= 2
     assert "Budget 5 W, 85 degC, p99 80 ms" in found.stdout
