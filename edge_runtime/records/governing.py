@@ -106,7 +106,8 @@ class ModelSeen:
 
     `variant`: what new batches run on, None: down. `busy_s`: seconds of inference, summed over its lanes, runs under
     way included. `frames`: frames that were inferred; `batches`: runs that ended. `latencies_ms`: from capture to
-    result, of every frame that completed. `cached`: frames that a cache answered without a run. `changing`: an exchange of its engine is under way.
+    result, of every frame that completed. `changing`: an exchange of its engine is under way. `cached`: frames that a
+    cache answered without a run.
     """
 
     variant: str | None
