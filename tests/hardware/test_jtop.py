@@ -55,8 +55,8 @@ def make_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mak
         assert time.monotonic() - t0 < 1.0
 
 
-def read_until(source: JtopSource, wanted: Callable[[DeviceReading | str], object], timeout_s: float = 15.0) -> Any:
-    """The first reading, or reason for there being none, that is wanted."""
+def read_until(source: JtopSource, wanted: Callable[[DeviceReading | str], object], timeout_s: float = 60.0) -> Any:
+    """The first reading, or reason for there being none, that is wanted. A lost service is tried after up to 30 s."""
     got: list[DeviceReading | str] = []
 
     def came() -> object:
