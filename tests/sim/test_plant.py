@@ -169,9 +169,14 @@ def test_it_settles_where_it_says_it_will(each: PlantParameters, ambient_c: floa
     settled = plant.settled(gpu, cpu)
     if settled is None or settled[1] > each.passive_c - 0.5:
         return
-    for _ in range(2500):
-        plant.step(1.0, gpu, cpu)
-    assert plant.power_w == pytest.approx(settled[0], rel=1e-3)
+    for _ in range(100):
+        before_c = plant.tj_c
+        for _ in range(200):
+            plant.step(1.0, gpu, cpu)
+        # with much leakage it creeps: what is still to come is several times the last step
+        if abs(plant.tj_c - before_c) < 0.002:
+            break
+    assert plant.power_w == pytest.approx(settled[0], rel=2e-3)
     assert plant.tj_c == pytest.approx(settled[1], abs=0.1)
 
 
