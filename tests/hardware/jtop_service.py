@@ -167,11 +167,11 @@ def serve(address: Path, scenario_file: Path) -> None:
                 if "nvp" in scenario["data"]:
                     init["nvpmodel"] = {"models": ["MAXN", "MODE_30W"], "default": {"name": "MODE_30W", "id": 2}}
                 commands.put({"init": init})
-                # the client takes it from the same queue
-                while not commands.empty():
+                # the client takes it from the same queue; one that has given up never does
+                end = time.monotonic() + 2.0
+                while not commands.empty() and time.monotonic() < end:
                     time.sleep(0.001)
-            elif "init" in command:
-                commands.put(command)
+            # an init that comes back here is one that nobody took
 
     threading.Thread(target=publish, daemon=True).start()
     if not scenario.get("mute"):

@@ -55,7 +55,7 @@ def make_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mak
         assert time.monotonic() - t0 < 1.0
 
 
-def read_until(source: JtopSource, wanted: Callable[[DeviceReading | str], object], timeout_s: float = 60.0) -> Any:
+def read_until(source: JtopSource, wanted: Callable[[DeviceReading | str], object], timeout_s: float = 40.0) -> Any:
     """The first reading, or reason for there being none, that is wanted. A lost service is tried after up to 30 s."""
     got: list[DeviceReading | str] = []
 
@@ -66,7 +66,10 @@ def read_until(source: JtopSource, wanted: Callable[[DeviceReading | str], objec
             got.append(str(error))
         return wanted(got[-1])
 
-    wait_until(came, timeout_s, "what was wanted")
+    try:
+        wait_until(came, timeout_s, "what was wanted")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; the last that came: {got[-1]}") from None
     return got[-1]
 
 
