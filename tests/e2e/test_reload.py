@@ -162,7 +162,7 @@ def test_no_bad_model_takes_over(host: Host, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_model_that_is_too_slow_for_its_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slow = bad_models.slow(tmp_path / "slow", layers=90)
+    slow = bad_models.slow(tmp_path / "slow", layers=250)
     host = start(tmp_path, capsys, model=MODEL.replace("timeout_s = 2.0", "lanes = 1"))
     with host.daemon:
         code, _, err = host.reload(str(slow))
