@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from edge_runtime.bench.governor_best import best_point
 from edge_runtime.bench.governor_cells import AMBIENTS_C, Setup
+from edge_runtime.governor.readings import wished_point
 from edge_runtime.records.governing import Budget, Decision, GovernorSample, OperatingPoint, Site
 from edge_runtime.sim.plant import Plant
 
@@ -18,10 +19,10 @@ class Uncontrolled:
     """Everything that is wanted, whatever it takes."""
 
     def begin(self, site: Site, budget: Budget) -> OperatingPoint:  # noqa: ARG002
-        return full_point(site)
+        return wished_point(site)
 
     def step(self, site: Site, budget: Budget, sample: GovernorSample) -> Decision:  # noqa: ARG002
-        return Decision(full_point(site), "off", "no budget is held", {}, changed=False)
+        return Decision(wished_point(site), "off", "no budget is held", {}, changed=False)
 
 
 class Static:
@@ -46,21 +47,15 @@ class BangBang:
     """Over a budget or without a reading: the safe point. Else everything that is wanted."""
 
     def begin(self, site: Site, budget: Budget) -> OperatingPoint:  # noqa: ARG002
-        return full_point(site)
+        return wished_point(site)
 
     def step(self, site: Site, budget: Budget, sample: GovernorSample) -> Decision:
         over = False
         for value, limit in ((sample.power_w, budget.power_w), (sample.tj_c, budget.temperature_c)):
             over = over or (limit is not None and (value is None or value > limit))
         if not over:
-            return Decision(full_point(site), "holding", "below the budget", {}, changed=False)
+            return Decision(wished_point(site), "holding", "below the budget", {}, changed=False)
         return Decision(safe_point(site), "safe", "above the budget", {}, changed=False)
-
-
-def full_point(site: Site) -> OperatingPoint:
-    """All that is wanted."""
-    variants = {model.name: model.variants[0].name for model in site.models}
-    return _point(site, variants, {camera.name: None for camera in site.cameras})
 
 
 def safe_point(site: Site) -> OperatingPoint:

@@ -120,11 +120,6 @@ class Sampler:
         """What power comes from now, how often a reading is due and its step; None where it comes from nowhere."""
         return None if isinstance(self._sensors, Unavailable) else self._sensors.power_origin()
 
-    def gpu_hz(self) -> float | None:
-        """The GPU's clock as the source of power last saw it, Hz; None where it does not tell, or is stale."""
-        power = self._power()
-        return None if isinstance(power, Unavailable) else power.gpu_hz
-
     def learn_idle(self, start_ns: int, end_ns: int) -> float | None:
         """Take the mean power of a past span in which nothing ran as the idle power of the present power mode, W.
 

@@ -149,7 +149,6 @@ def test_the_governor_gets_every_reading_once_and_knows_how_often_to_expect_one(
         source.error = SensorError("EIO")
         wait_until(lambda: sampler.power_origin() is None)
         assert sampler.readings_since(0) == []
-        assert sampler.gpu_hz() is None
 
 
 def test_without_a_sensor_the_reason_is_said() -> None:
@@ -160,5 +159,5 @@ def test_without_a_sensor_the_reason_is_said() -> None:
     assert sampler.temperature() == Unavailable("nothing here")
     assert (sampler.watts(), sampler.none_reason) == (None, "nothing here")
     assert sampler.seconds_above(0, 1, 1.0) == Unavailable("nothing here")
-    assert (sampler.readings_since(0), sampler.power_origin(), sampler.gpu_hz()) == ([], None, None)
+    assert (sampler.readings_since(0), sampler.power_origin()) == ([], None)
     assert sampler.stop() == []
