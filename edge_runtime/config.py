@@ -134,7 +134,7 @@ class CameraConfig(_Table):
     ] = Field(
         alias="url",
         description="Where frames come from: rtsp(s)://, http(s)://, file:PATH (a video, a picture or a folder of "
-        "pictures), v4l2:/dev/video0, csi:0, synthetic: or bundled:vtest.",
+        "pictures), v4l2:/dev/video0, csi:0, gst:PIPELINE, synthetic: or bundled:vtest.",
     )
     models: Annotated[
         tuple[str, ...],
@@ -151,6 +151,30 @@ class CameraConfig(_Table):
         "realtime", description="Files only. How fast they play: as recorded, or as fast as the model is."
     )
     loop: Annotated[bool, SWITCH] = Field(True, description="Files only. Whether to start again at the end.")
+    transport: Annotated[Literal["tcp", "udp"], Right("tcp or udp")] = Field(
+        "tcp", description="RTSP only. How pictures travel; udp loses some where the network does."
+    )
+    stall_s: Annotated[float, Right("a number from 0.5 to 3600")] = Field(
+        5.0,
+        ge=0.5,
+        le=3600,
+        description="Live sources only. Seconds without a picture after which it counts as stalled and is opened anew.",
+    )
+    backend: Annotated[Literal["auto", "pyav", "gstreamer"], Right("auto, pyav or gstreamer")] = Field(
+        "auto",
+        description="What reads it. auto: GStreamer for csi: and gst:, and where this machine decodes in hardware; "
+        "else PyAV.",
+    )
+    isolation: Annotated[Literal["thread", "process"], Right("thread or process")] = Field(
+        "thread",
+        description="Where it is read and decoded. process: in one of its own, so that a crash or a wedged driver "
+        "there costs the other cameras nothing.",
+    )
+    ca_file: Annotated[Path | None, PlainValidator(check_path), Right(FILE.words, default="none")] = Field(
+        None,
+        description="For rtsps:// and https://: certificates that must have signed the camera's, as PEM. Without it "
+        "any is taken.",
+    )
     priority: Annotated[int, Right("a whole number from -100 to 100")] = Field(
         0, ge=-100, le=100, description="When a model is overloaded, cameras with a higher one go first."
     )

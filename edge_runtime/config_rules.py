@@ -6,6 +6,7 @@ problems at once, so these rules read the raw document, and skip what is of the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -25,9 +26,6 @@ from edge_runtime.toml_source import KeyPath
 # "= VALUE" narrows a row to one value, and to one scheme for an address ("= rtsp" covers rtsps too).
 NOT_YET: Final[dict[str, str]] = {
     "update": "updates over MQTT",
-    "camera.url = rtsp": "RTSP cameras",
-    "camera.url = v4l2": "V4L2 cameras",
-    "camera.url = csi": "CSI cameras",
     "model.backend = tensorrt": "running models on TensorRT",
 }
 
@@ -154,6 +152,30 @@ def _camera_rules(index: int, camera: dict[str, Any], base: Path) -> Iterator[Fi
             if key in camera:
                 message = f"{render(camera[key])} has no meaning here: only files have a {key}, this is {source.kind}"
                 yield Finding(("camera", index, key), message, "leave it out")
+    if source is not None:
+        yield from _capture_rules(index, camera, source)
+
+
+_ONLY_OF: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "transport": (("rtsp",), "RTSP cameras have a transport"),
+    "ca_file": (("rtsp", "http"), "cameras at an rtsps:// or https:// address have a certificate"),
+    "stall_s": (("rtsp", "http", "v4l2", "csi", "gst"), "live sources can stall"),
+}
+
+
+def _capture_rules(index: int, camera: dict[str, Any], source: CameraSource) -> Iterator[Finding]:
+    for key, (kinds, why) in _ONLY_OF.items():
+        if key in camera and source.kind not in kinds:
+            message = f"{render(camera[key])} has no meaning here: only {why}, this is {source.kind}"
+            yield Finding(("camera", index, key), message, "leave it out")
+    if "ca_file" in camera and source.kind in ("rtsp", "http") and not re.match(r"(?i)(rtsps|https):", source.url):
+        message = f"{render(camera['ca_file'])} has no meaning for an address without encryption"
+        yield Finding(("camera", index, "ca_file"), message, "write rtsps:// or https://, or leave it out")
+    backend = camera.get("backend")
+    if backend == "pyav" and source.kind in ("csi", "gst"):
+        yield Finding(("camera", index, "backend"), f'"pyav" cannot read {source.kind}:', 'write "gstreamer" or "auto"')
+    if backend == "gstreamer" and source.kind in ("bundled", "synthetic"):
+        yield Finding(("camera", index, "backend"), f'"gstreamer" cannot read {source.kind}:', 'write "auto"')
 
 
 _BROKER_KEYS = ("username", "password_file", "ca_file", "cert_file", "key_file")

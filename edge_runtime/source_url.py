@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from edge_runtime.errors import UsageError
 
-SourceKind = Literal["file", "bundled", "http", "synthetic", "rtsp", "v4l2", "csi"]
+SourceKind = Literal["file", "bundled", "http", "synthetic", "rtsp", "v4l2", "csi", "gst"]
 
 BUNDLED_MEDIA = ("vtest",)
 """Clips that come with the package."""
@@ -26,8 +26,9 @@ _KINDS: dict[str, SourceKind] = {
     "rtsps": "rtsp",
     "v4l2": "v4l2",
     "csi": "csi",
+    "gst": "gst",
 }
-_FORMS = "rtsp://..., http://..., file:PATH, v4l2:/dev/video0, csi:0, synthetic: or bundled:vtest"
+_FORMS = "rtsp://..., http://..., file:PATH, v4l2:/dev/video0, csi:0, gst:PIPELINE, synthetic: or bundled:vtest"
 
 # Files, where an @ belongs to the name.
 _LOCAL = re.compile(r"(?i)file:(?!//[^/])|/(?!/)|\.")
@@ -44,7 +45,8 @@ class CameraSource:
 
     `file` an absolute path of a video, a picture or a folder of pictures; `bundled` the clip's name; `http` and
     `rtsp` the whole URL with its credentials (show it only through `shown`); `v4l2` the device's path; `csi` the
-    sensor's number; `synthetic` what stands after the colon, perhaps nothing.
+    sensor's number; `gst` the elements of a GStreamer pipeline up to its decoded pictures; `synthetic` what stands
+    after the colon, perhaps nothing.
     """
 
     kind: SourceKind
@@ -129,6 +131,8 @@ def parse_source(url: str, base: Path) -> CameraSource:
         raise UsageError(f'"{_hidden(url)}" names no device', remedy="write the device's path: v4l2:/dev/video0")
     if kind == "csi" and not re.fullmatch(r"[0-9]{1,2}", rest):
         raise UsageError(f'"{_hidden(url)}" names no sensor', remedy="write the sensor's number: csi:0")
+    if kind == "gst" and not rest.strip():
+        raise UsageError(f'"{_hidden(url)}" names no elements', remedy="write them: gst:v4l2src ! jpegdec")
     return CameraSource(kind, rest)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.engine.protocol import EngineInfo, InputBuffer
 from edge_runtime.errors import EngineError
-from edge_runtime.records.cameras import CameraState, CameraStatus, SourceCounters
+from edge_runtime.records.cameras import CameraEffort, CameraState, CameraStatus, SourceCounters
 from edge_runtime.records.frames import Classification, Frame, Output, Transform
 from edge_runtime.records.spec import InputSpec, OutputSpec
 
@@ -154,6 +154,8 @@ class ScriptedCamera:
         self.given = 0
         self._state: CameraState = "up"
         self.cap: float | None = None
+        self.base: float | None = None
+        self.inputs: tuple[InputSpec, ...] = ()
 
     def read(self) -> Frame | None:
         if self._stop.is_set():
@@ -183,6 +185,12 @@ class ScriptedCamera:
     def set_cap(self, fps: float | None) -> None:
         self.cap = fps
 
+    def set_base(self, fps: float | None) -> None:
+        self.base = fps
+
+    def expect(self, inputs: Sequence[InputSpec]) -> None:
+        self.inputs = tuple(inputs)
+
     def close(self) -> None:
         self.closed = True
 
@@ -191,3 +199,6 @@ class ScriptedCamera:
 
     def source(self) -> SourceCounters:
         return SourceCounters(decoded=self.given)
+
+    def effort(self) -> CameraEffort:
+        return CameraEffort()

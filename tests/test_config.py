@@ -275,10 +275,15 @@ PLANTED: list[tuple[str, str, int | None, str | None, str, str]] = [
     ("", "[budget]\ntemperature_c = 85\nprofile = 3\n", 17, "budget.profile", "3 is not text", "path of a file"),
     ("", '[web]\nlisten = "0.0.0.0:8080"\n', 16, "web.listen", "open to other machines", "token_file"),
     (MODEL, f'{MODEL}\nbackend = "tensorrt"', 15, "model[1].backend", '"tensorrt" is known, but', "another"),
-    (URL2, '"rtsp://h/1"', 10, "camera[2].url", '"rtsp://h/1" is known, but', "another"),
-    (URL2, '"RTSPS://h/1"', 10, "camera[2].url", "known, but", "another"),
-    (URL2, '"v4l2:/dev/video0"', 10, "camera[2].url", "known, but", "another"),
-    (URL2, '"csi:0"', 10, "camera[2].url", "known, but", "another"),
+    (URL2, '"gst:"', 10, "camera[2].url", "no elements", "gst:"),
+    (URL2, '"csi:left"', 10, "camera[2].url", "no sensor", "csi:0"),
+    (URL2, '"file:a.mp4"\ntransport = "udp"', 11, "camera[2].transport", "only RTSP cameras", "leave it out"),
+    (URL2, '"file:a.mp4"\nstall_s = 3', 11, "camera[2].stall_s", "only live sources", "leave it out"),
+    (URL2, '"rtsp://h/1"\nca_file = "ca.pem"', 11, "camera[2].ca_file", "without encryption", "rtsps://"),
+    (URL2, '"csi:0"\nbackend = "pyav"', 11, "camera[2].backend", "cannot read csi", "gstreamer"),
+    (URL2, '"bundled:vtest"\nbackend = "gstreamer"', 11, "camera[2].backend", "cannot read bundled", "auto"),
+    (URL2, '"rtsp://h/1"\nisolation = "container"', 11, "camera[2].isolation", "not one of", "thread"),
+    (URL2, '"rtsp://h/1"\nstall_s = 0.1', 11, "camera[2].stall_s", "out of range", "0.5"),
     # not TOML
     (CAM2, f"{CAM2}\nfps: 5", 11, None, "expected '='", "key = value"),
     (CAM2, "url = http://x", 10, None, "invalid value", "quotes"),
@@ -318,7 +323,7 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
         fps = -1
         [[camera]]
         name = "gate"
-        url = "rtsp://h/1"
+        url = "rtsp:/h/1"
         modle = "x"
         min_fps = 8
         fps = 4

@@ -42,6 +42,7 @@ from edge_runtime.app.telling import IdleWatch, Teller
 from edge_runtime.bundled import bundled_media
 from edge_runtime.camera.av import decode_image
 from edge_runtime.camera.open import open_camera
+from edge_runtime.camera.options import CameraOptions
 from edge_runtime.camera.protocol import Camera
 from edge_runtime.clock import SystemClock
 from edge_runtime.config import CameraConfig, Config
@@ -517,4 +518,17 @@ class Daemon:
 
 def _open_source(config: CameraConfig) -> Camera:
     url = f"file:{bundled_media(config.source.location)}" if config.source.kind == "bundled" else config.url
-    return open_camera(name=config.name, url=url, fps=config.fps, pace=config.pace, loop=config.loop)
+    return open_camera(
+        CameraOptions(
+            name=config.name,
+            url=url,
+            fps=config.fps,
+            pace=config.pace,
+            loop=config.loop,
+            transport=config.transport,
+            stall_s=config.stall_s,
+            backend=config.backend,
+            isolation=config.isolation,
+            ca_file=None if config.ca_file is None else str(config.ca_file),
+        )
+    )

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from edge_runtime.app.models import cores, open_bundle
 from edge_runtime.bundled import SCHEME
-from edge_runtime.camera.av import SCALER, decode_image
+from edge_runtime.camera.av import decode_image
+from edge_runtime.camera.av_pixels import SCALER
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.errors import UsageError

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edge_runtime.camera.av import decode_image
 from edge_runtime.camera.media import probe
 from edge_runtime.camera.open import open_camera
+from edge_runtime.camera.options import CameraOptions
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.engine.slot import Resident, Tally
@@ -206,7 +207,7 @@ def _fps(clip: Path) -> float:
 
 
 def _played(clip: Path) -> Iterator[Pixels]:
-    camera = open_camera(name="clip", url=f"file:{clip.resolve()}", pace="max", loop=False)
+    camera = open_camera(CameraOptions(name="clip", url=f"file:{clip.resolve()}", pace="max", loop=False))
     try:
         while (frame := camera.read()) is not None:
             yield frame.pixels

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.camera.source import Ledger, Picture, Session, SourceCamera
+from edge_runtime.camera.source import Intake, Picture, Session, SourceCamera
 from edge_runtime.engine.protocol import EngineInfo, InputBuffer
 from edge_runtime.records.frames import Detections, Float32Array, Output, Transform
 from edge_runtime.records.spec import InputSpec, OutputSpec
@@ -61,7 +61,7 @@ class _NothingSession:
 def nothing_camera(name: str, fps: float, width: int = 768, height: int = 576) -> SourceCamera:
     """A camera at an exact rate with the product's own pacing, stamps and counters, and no pixels."""
 
-    def open_session(_: Ledger) -> Session:
+    def open_session(_: Intake) -> Session:
         return _NothingSession(fps, width, height)
 
     return SourceCamera(name, open_session, live=False, fps=None, pace="realtime", loop=False)

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edge_runtime.app.daemon import SWITCH_INTERVAL_S
-from edge_runtime.camera import av as av_door
+from edge_runtime.camera import av_pixels as av_door
 from edge_runtime.camera.open import open_camera
+from edge_runtime.camera.options import CameraOptions
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.engine.slot import Resident
@@ -148,7 +149,7 @@ def _pipeline(resident: Resident, clip: Path, lanes: int, seconds: float) -> tup
 
     pipeline = Pipeline(take)
     pipeline.add_model("model", resident, lanes=lanes)
-    camera = open_camera(name="clip", url=f"file:{clip.resolve()}", pace="max", loop=True)
+    camera = open_camera(CameraOptions(name="clip", url=f"file:{clip.resolve()}", pace="max", loop=True))
     pipeline.add_camera(camera, ["model"], full_pace=True)
     gc.collect()
     gc.freeze()
@@ -165,7 +166,7 @@ def _pipeline(resident: Resident, clip: Path, lanes: int, seconds: float) -> tup
 
 def _sequential(resident: Resident, clip: Path, seconds: float) -> tuple[float, dict[str, float]]:
     """(c): fps of the stages one after the other in this thread, and each one's CPU ms per frame."""
-    camera = open_camera(name="clip", url=f"file:{clip.resolve()}", pace="max", loop=True)
+    camera = open_camera(CameraOptions(name="clip", url=f"file:{clip.resolve()}", pace="max", loop=True))
     spent = dict.fromkeys(STAGES, 0.0)
     lane, buffer, spec = resident.lanes[0], resident.free[0], resident.info.input
     place = buffer.array[0]

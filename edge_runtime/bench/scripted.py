@@ -10,7 +10,8 @@ from itertools import cycle
 from pathlib import Path
 
 from edge_runtime.camera.open import open_camera
-from edge_runtime.camera.source import Ledger, Picture, Session, SourceCamera
+from edge_runtime.camera.options import CameraOptions
+from edge_runtime.camera.source import Intake, Picture, Session, SourceCamera
 from edge_runtime.records.frames import Pixels
 
 DRIFT = 0.01
@@ -19,7 +20,7 @@ DRIFT = 0.01
 
 def decoded(clip: Path, count: int) -> list[Pixels]:
     """The first `count` pictures of a clip, or as many as it has."""
-    camera = open_camera(name="clip", url=f"file:{clip.resolve()}", pace="max", loop=False)
+    camera = open_camera(CameraOptions(name="clip", url=f"file:{clip.resolve()}", pace="max", loop=False))
     pictures: list[Pixels] = []
     while len(pictures) < count and (frame := camera.read()) is not None:
         pictures.append(frame.pixels)
@@ -87,7 +88,7 @@ class _ScriptedSession:
 
 class _ScriptedCamera(SourceCamera):
     def __init__(self, name: str, session: Session, pace: Pace) -> None:
-        def opener(_: Ledger) -> Session:
+        def opener(_: Intake) -> Session:
             return session
 
         super().__init__(name, opener, live=True)

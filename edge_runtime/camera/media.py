@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_runtime.backoff import Backoff
+from edge_runtime.camera.options import CameraOptions
 from edge_runtime.camera.pacing import nominal_interval_ns
-from edge_runtime.camera.source import Ledger, Pace, Picture, Session, SourceCamera
+from edge_runtime.camera.source import Alone, Intake, Ledger, Picture, Session, SourceCamera
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
 from edge_runtime.records.frames import Pixels
@@ -101,7 +102,7 @@ def local_path(url: str) -> Path:
     return Path(url)
 
 
-def _open_file(path: Path, ledger: Ledger, clock: Clock) -> ContainerSession:
+def _open_file(path: Path, intake: Intake, clock: Clock) -> ContainerSession:
     from edge_runtime.camera.av import ContainerSession
 
     if not path.exists():
@@ -111,13 +112,13 @@ def _open_file(path: Path, ledger: Ledger, clock: Clock) -> ContainerSession:
         raise CameraError(f"{path} is not a regular file", retryable=True)
     # The scheme keeps FFmpeg from reading a colon in the name as a protocol; the whitelist keeps a
     # playlist from reaching into the network.
-    return ContainerSession(f"file:{path.absolute()}", ledger, clock, None, _FILE_OPTIONS)
+    return ContainerSession(f"file:{path.absolute()}", intake, clock, None, _FILE_OPTIONS)
 
 
-def _open_http(url: str, ledger: Ledger, clock: Clock, timeouts_s: tuple[float, float]) -> ContainerSession:
+def _open_http(url: str, intake: Intake, clock: Clock, timeouts_s: tuple[float, float]) -> ContainerSession:
     from edge_runtime.camera.av import ContainerSession
 
-    return ContainerSession(url, ledger, clock, timeouts_s, _HTTP_OPTIONS)
+    return ContainerSession(url, intake, clock, timeouts_s, _HTTP_OPTIONS)
 
 
 class AvCamera(SourceCamera):
@@ -125,36 +126,38 @@ class AvCamera(SourceCamera):
 
     `url`: `file:PATH`, a plain path, or http(s)://. `fps` caps the rate; of a folder it is the rate at which
     its images are shown (default 1). `pace` and `loop` count for files and folders only. An HTTP source is
-    live: not paced, and opened again after it ends or fails, within `open_timeout_s` and `read_timeout_s`.
+    live: not paced, and opened again after it ends or fails, within `open_s` and `stall_s`.
     Without `loop` a file ends in state `stopped`. A file without a video stream, or with one that cannot be
     decoded, stays `down` for good; all other faults are retried (see SourceCamera).
     """
 
     def __init__(
         self,
+        options: CameraOptions,
         *,
-        name: str,
-        url: str,
-        fps: float | None = None,
-        pace: Pace = "realtime",
-        loop: bool = True,
         clock: Clock | None = None,
-        open_timeout_s: float = 10.0,
-        read_timeout_s: float = 10.0,
         backoff: Backoff | None = None,
     ) -> None:
         clock = clock or SystemClock()
+        url, fps = options.url, options.fps
         path = None if _is_http(url) else local_path(url)
 
-        def open_session(ledger: Ledger) -> Session:
+        def open_session(intake: Intake) -> Session:
             if path is None:
-                return _open_http(url, ledger, clock, (open_timeout_s, read_timeout_s))
+                return _open_http(url, intake, clock, (options.open_s, options.stall_s))
             if path.is_dir():
-                return FolderSession(path, ledger, clock, fps)
-            return _open_file(path, ledger, clock)
+                return FolderSession(path, intake.ledger, clock, fps)
+            return _open_file(path, intake, clock)
 
         super().__init__(
-            name, open_session, live=path is None, fps=fps, pace=pace, loop=loop, clock=clock, backoff=backoff
+            options.name,
+            open_session,
+            live=path is None,
+            fps=fps,
+            pace=options.pace,
+            loop=options.loop,
+            clock=clock,
+            backoff=backoff,
         )
 
 
@@ -175,11 +178,11 @@ def probe(url: str, *, timeout_s: float = 10.0) -> ProbeResult:
     Raises CameraError where there is none: nothing there, no video, no decodable picture.
     """
     clock = SystemClock()
-    ledger = Ledger(clock)
+    intake = Alone(clock)
     path = None if _is_http(url) else local_path(url)
     where = None if path is None else str(path)
     if path is not None and path.is_dir():
-        folder = FolderSession(path, ledger, clock, None)
+        folder = FolderSession(path, intake.ledger, clock, None)
         for image in folder.paths:
             try:
                 pixels = _read_image(image)
@@ -191,9 +194,9 @@ def probe(url: str, *, timeout_s: float = 10.0) -> ProbeResult:
         raise CameraError("no picture in it could be decoded", where=where)
     try:
         if path is None:
-            session = _open_http(url, ledger, clock, (timeout_s, timeout_s))
+            session = _open_http(url, intake, clock, (timeout_s, timeout_s))
         else:
-            session = _open_file(path, ledger, clock)
+            session = _open_file(path, intake, clock)
     except CameraError as error:
         raise CameraError(
             error.message, code=error.code, where=where, remedy=error.remedy, retryable=error.retryable

@@ -41,9 +41,10 @@ class Timeline:
         self._last_pts_ns = None
         self._duplicates = 0
 
-    def stamp(self, pts_ns: int | None) -> int | None:
+    def stamp(self, pts_ns: int | None, skipped: int = 0) -> int | None:
         """Media time (ns, from 0, strictly increasing) of the next picture; None where it is a duplicate.
 
+        `skipped`: how many pictures between it and the one before were not decoded; each may take a nominal interval.
         A duplicate repeats the presentation time before it. More than `DUPLICATES_IN_A_ROW` of them mean a
         source whose times stand still: its pictures are kept and get nominal intervals.
         """
@@ -52,7 +53,8 @@ class Timeline:
             self._last_pts_ns = pts_ns
             return self._media_ns
         last_ns = self._last_pts_ns
-        step_ns = self._nominal_ns or self._last_step_ns
+        nominal_ns = self._nominal_ns or self._last_step_ns
+        step_ns = nominal_ns * (skipped + 1)
         if pts_ns is not None and last_ns is not None:
             delta_ns = pts_ns - last_ns
             if delta_ns == 0:
@@ -61,8 +63,9 @@ class Timeline:
                     return None
             else:
                 self._duplicates = 0
-                if 0 < delta_ns <= JUMP_NS:
-                    step_ns = self._last_step_ns = delta_ns
+                if 0 < delta_ns <= JUMP_NS + skipped * nominal_ns:
+                    step_ns = delta_ns
+                    self._last_step_ns = delta_ns // (skipped + 1)
                 else:
                     self.restamped += 1
         if pts_ns is not None:
@@ -127,6 +130,20 @@ class RateCap:
         # More than a step late: slots have gone by without a picture; they are not made up for.
         self._slot_ns = t_capture_ns if t_capture_ns - due_ns > step_ns else due_ns
         return True
+
+    @property
+    def step_ns(self) -> int:
+        """Time from slot to slot; 0 where every picture is kept, NEVER_NS where none is."""
+        return self._step_ns or 0
+
+    def early_ns(self, t_capture_ns: int) -> int:
+        """By how much a picture captured then is too early: 0 where `wants` would keep it. Changes nothing."""
+        step_ns = self._step_ns
+        if step_ns == NEVER_NS:
+            return NEVER_NS
+        if step_ns is None or self._slot_ns is None:
+            return 0
+        return max(0, self._slot_ns + step_ns - step_ns // 2 - t_capture_ns)
 
     def wait_ns(self, now_ns: int) -> int:
         """How long after now the next slot is due, for who can wait for it: 0 where it is."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from edge_runtime.records.cameras import CameraStatus, SourceCounters
+from edge_runtime.records.cameras import CameraEffort, CameraStatus, SourceCounters
 from edge_runtime.records.frames import Frame
+from edge_runtime.records.spec import InputSpec
 
 
 class Camera(Protocol):
@@ -42,8 +44,21 @@ class Camera(Protocol):
         """At most `fps` frames per second, below what is configured; None lifts it."""
         ...
 
+    def set_base(self, fps: float | None) -> None:
+        """Another configured rate, frames per second; None: the source's own."""
+        ...
+
+    def expect(self, inputs: Sequence[InputSpec]) -> None:
+        """What models will make of the pictures, now and until the next call. A backend that scales in hardware may
+        bring pictures no larger than these need; `Pixels.width` and `height` stay the camera's own."""
+        ...
+
     def status(self) -> CameraStatus: ...
 
     def source(self) -> SourceCounters:
         """A copy of the counters."""
+        ...
+
+    def effort(self) -> CameraEffort:
+        """What decoding has cost so far."""
         ...

@@ -5,16 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from edge_runtime.backoff import Backoff
-from edge_runtime.camera.pacing import Pacer, RateCap, Timeline
+from edge_runtime.camera.pacing import JUMP_NS, Pacer, RateCap, Timeline
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
-from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraState, CameraStatus, SourceCounters
+from edge_runtime.records.cameras import (
+    STOPPED_ON_REQUEST,
+    CameraEffort,
+    CameraState,
+    CameraStatus,
+    SourceCounters,
+)
 from edge_runtime.records.frames import Frame, Pixels
+from edge_runtime.records.spec import InputSpec
 from edge_runtime.source_url import redact_text
 
 log = logging.getLogger(__name__)
@@ -30,12 +37,13 @@ class Picture:
     """An intact picture as a session gives it.
 
     `pts_ns` is the source's own presentation time, to be distrusted; `t_packet_ns` the monotonic time at
-    which its packet left the demuxer.
+    which its packet left the demuxer. `skipped`: packets before it, since the last picture, that were not decoded.
     """
 
     pixels: Pixels
     pts_ns: int | None
     t_packet_ns: int
+    skipped: int = 0
 
 
 class Session(Protocol):
@@ -53,23 +61,63 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
+class Intake(Protocol):
+    """What a session may ask of the camera that it reads for. On the reading thread."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def inputs(self) -> Sequence[InputSpec]:
+        """What models will make of the pictures; empty: not known."""
+        ...
+
+    def early(self, pts_ns: int | None, t_packet_ns: int) -> tuple[int, int]:
+        """(ns by which a picture of these times is too early to be kept by the cap, the cap's step in ns).
+
+        (0, step): it would be kept, as far as anybody can tell; a step of 0: everything is. Changes nothing.
+        """
+        ...
+
+
+class Alone:
+    """The Intake of a session without a camera: keeps everything."""
+
+    inputs: Sequence[InputSpec] = ()
+
+    def __init__(self, clock: Clock) -> None:
+        self.ledger = Ledger(clock)
+
+    def early(self, pts_ns: int | None, t_packet_ns: int) -> tuple[int, int]:  # noqa: ARG002
+        return 0, 0
+
+
 class Ledger:
-    """A camera's state and counters behind one lock."""
+    """A camera's state, counters and effort behind one lock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._counters = SourceCounters()
+        self._effort = CameraEffort()
         self._status = CameraStatus("starting", "not opened yet", clock.monotonic_ns())
 
     def count(
-        self, *, decoded: int = 0, skipped_rate: int = 0, corrupt: int = 0, pre_key: int = 0, duplicate: int = 0
+        self,
+        *,
+        decoded: int = 0,
+        skipped_rate: int = 0,
+        skipped_codec: int = 0,
+        corrupt: int = 0,
+        pre_key: int = 0,
+        duplicate: int = 0,
     ) -> None:
         """Add to the counters, all of them at once for whoever copies."""
         with self._lock:
             counters = self._counters
             counters.decoded += decoded
             counters.skipped_rate += skipped_rate
+            counters.skipped_codec += skipped_codec
             counters.corrupt += corrupt
             counters.pre_key += pre_key
             counters.duplicate += duplicate
@@ -101,6 +149,25 @@ class Ledger:
         with self._lock:
             return replace(self._counters)
 
+    def opened(self, backend: str) -> None:
+        """The source was opened by `backend` (see CameraEffort)."""
+        with self._lock:
+            self._effort = replace(self._effort, opened=self._effort.opened + 1, backend=backend)
+
+    def spent(self, *, decode_cpu_ns: int = 0, saved_cpu_ns: int = 0) -> None:
+        """Decoding took CPU time, or did not."""
+        with self._lock:
+            effort = self._effort
+            self._effort = replace(
+                effort,
+                decode_cpu_ns=effort.decode_cpu_ns + decode_cpu_ns,
+                saved_cpu_ns=effort.saved_cpu_ns + saved_cpu_ns,
+            )
+
+    def effort(self) -> CameraEffort:
+        with self._lock:
+            return self._effort
+
 
 class SourceCamera:
     """A Camera over sessions that `opener` makes.
@@ -117,7 +184,7 @@ class SourceCamera:
     def __init__(
         self,
         name: str,
-        opener: Callable[[Ledger], Session],
+        opener: Callable[[Intake], Session],
         *,
         live: bool,
         fps: float | None = None,
@@ -137,12 +204,16 @@ class SourceCamera:
         self._clock = clock or SystemClock()
         self._backoff = backoff or Backoff(clock=self._clock)
         self._fps = None if self._full_pace else fps
+        self._limit: float | None = None
         self._cap = RateCap(self._fps)
         self._timeline = Timeline()
         self._pacer = Pacer()
         self._ledger = Ledger(self._clock)
         self._stop = threading.Event()
         self._paused = False
+        self._rates = threading.Lock()
+        self._inputs: tuple[InputSpec, ...] = ()
+        self._last_pts_ns: int | None = None
         self._changed = threading.Event()
         self._session: Session | None = None
         self._pictures: Iterator[Picture] = iter(())
@@ -199,9 +270,22 @@ class SourceCamera:
         self._changed.set()
 
     def set_cap(self, fps: float | None) -> None:
-        wanted = [rate for rate in (self._fps, fps) if rate is not None]
+        with self._rates:
+            self._limit = fps
+            self._change_rate()
+
+    def set_base(self, fps: float | None) -> None:
+        with self._rates:
+            self._fps = None if self._full_pace else fps
+            self._change_rate()
+
+    def _change_rate(self) -> None:
+        wanted = [rate for rate in (self._fps, self._limit) if rate is not None]
         self._cap.change(min(wanted) if wanted else None)
         self._changed.set()
+
+    def expect(self, inputs: Sequence[InputSpec]) -> None:
+        self._inputs = tuple(inputs)
 
     def close(self) -> None:
         """Release the source; called by the reading thread after the last `read`. Idempotent."""
@@ -215,6 +299,30 @@ class SourceCamera:
 
     def source(self) -> SourceCounters:
         return self._ledger.counters()
+
+    def effort(self) -> CameraEffort:
+        return self._ledger.effort()
+
+    # --- for sessions (Intake)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    @property
+    def inputs(self) -> Sequence[InputSpec]:
+        return self._inputs
+
+    def early(self, pts_ns: int | None, t_packet_ns: int) -> tuple[int, int]:
+        """See Intake. A paced file's picture is captured when it is due, which its presentation time tells."""
+        if self._full_pace:
+            return 0, 0
+        t_capture_ns = t_packet_ns
+        if self._paced:
+            if pts_ns is None or self._last_pts_ns is None or abs(pts_ns - self._last_pts_ns) > JUMP_NS:
+                return 0, self._cap.step_ns
+            t_capture_ns = self._last_capture_ns + pts_ns - self._last_pts_ns
+        return self._cap.early_ns(t_capture_ns), self._cap.step_ns
 
     def _rest(self) -> None:
         """Paused: wait for `resume` or `stop`. A file stays open where it is; a live source would only go stale."""
@@ -246,8 +354,9 @@ class SourceCamera:
     def _next_picture(self) -> Picture | None:
         """The next picture; None where a pass or the source has ended. Raises CameraError."""
         if self._session is None:
-            self._session = self._opener(self._ledger)
+            self._session = self._opener(self)
             self._timeline.splice(self._session.interval_ns)
+            self._last_pts_ns = None
             self._pictures = self._session.pictures()
             self._pass_delivered = False
         picture = next(self._pictures, None)
@@ -267,7 +376,7 @@ class SourceCamera:
 
     def _admit(self, picture: Picture) -> Frame | None:
         """Stamp, cap and pace one picture; None where it is not wanted or `stop` came."""
-        media_ns = self._timeline.stamp(picture.pts_ns)
+        media_ns = self._timeline.stamp(picture.pts_ns, picture.skipped)
         if media_ns is None:
             self._ledger.count(decoded=1, duplicate=1)
             return None
@@ -275,6 +384,7 @@ class SourceCamera:
         # With reordered pictures packet times are not in picture order; capture times always are.
         t_capture_ns = max(t_capture_ns, self._last_capture_ns + 1)
         self._last_capture_ns = t_capture_ns
+        self._last_pts_ns = picture.pts_ns
         if not self._full_pace and not self._cap.wants(t_capture_ns):
             self._ledger.count(decoded=1, skipped_rate=1)
             return None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.camera.place import check_place, factors, fill_borders, windows
-from edge_runtime.camera.source import Ledger, Pace, Picture, Session, SourceCamera
+from edge_runtime.camera.source import Intake, Pace, Picture, Session, SourceCamera
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
 from edge_runtime.records.frames import Float32Array, Transform
@@ -187,7 +187,7 @@ class SyntheticCamera(SourceCamera):
         options = parse_synthetic(url)
         clock = clock or SystemClock()
 
-        def open_session(_: Ledger) -> Session:
+        def open_session(_: Intake) -> Session:
             return _SyntheticSession(options, clock)
 
         super().__init__(

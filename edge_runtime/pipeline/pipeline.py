@@ -220,6 +220,7 @@ class Pipeline:
                 tuple(desk.model for desk, _, _ in feed.targets),
                 feed.camera.status(),
                 feed.camera.source(),
+                feed.camera.effort(),
             )
             for feed in feeds
         ]

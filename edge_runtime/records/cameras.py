@@ -25,7 +25,8 @@ class SourceCounters:
     """What never became a captured frame, counted since the camera was made.
 
     `decoded` counts every picture the decoder gave; captured = decoded - skipped_rate - duplicate.
-    `skipped_codec`, `corrupt` and `pre_key` are packets or pictures that never came out of the decoder intact.
+    `skipped_codec` counts packets that were not given to the decoder since the cap has no use for their pictures;
+    `corrupt` and `pre_key` are packets or pictures that never came out of the decoder intact.
     """
 
     decoded: int = 0
@@ -37,10 +38,26 @@ class SourceCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class CameraEffort:
+    """What a camera's decoding cost since it was made.
+
+    `decode_cpu_ns`: CPU time of decoding, on the thread or in the process that does it. `saved_cpu_ns`: an estimate of
+    what the packets in `skipped_codec` would have cost. `opened`: how often the source was opened. `backend`: what
+    reads it (pyav, gstreamer), with what decodes in brackets where that is hardware; None before it was opened.
+    """
+
+    decode_cpu_ns: int = 0
+    saved_cpu_ns: int = 0
+    opened: int = 0
+    backend: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CameraView:
-    """A camera's state and cumulative source counters, and the models that see it."""
+    """A camera's state, cumulative source counters and effort, and the models that see it."""
 
     name: str
     models: tuple[str, ...]
     status: CameraStatus
     source: SourceCounters
+    effort: CameraEffort = CameraEffort()

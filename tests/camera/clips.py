@@ -11,7 +11,11 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.backoff import Backoff
+from edge_runtime.camera.media import AvCamera
+from edge_runtime.camera.options import CameraOptions
 from edge_runtime.camera.synthetic import SyntheticPixels
+from edge_runtime.clock import Clock
 
 WIDTH, HEIGHT = 192, 96
 
@@ -71,3 +75,8 @@ def sound(path: Path) -> Path:
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return path
+
+
+def av_camera(*, clock: Clock | None = None, backoff: Backoff | None = None, **options: Any) -> AvCamera:
+    """A camera of the PyAV backend; `options` are those of CameraOptions."""
+    return AvCamera(CameraOptions(**options), clock=clock, backoff=backoff)

@@ -20,7 +20,7 @@ from edge_runtime.camera.media import AvCamera, open_images, probe
 from edge_runtime.camera.synthetic import SyntheticPixels, read_number
 from edge_runtime.errors import CameraError
 from edge_runtime.records.frames import Frame
-from tests.camera.clips import HEIGHT, WIDTH, encode, image, numbered, sound
+from tests.camera.clips import HEIGHT, WIDTH, av_camera, encode, image, numbered, sound
 
 GOP_10 = {"g": "10", "keyint_min": "10", "sc_threshold": "0", "preset": "ultrafast"}
 WAIT_S = 20.0
@@ -94,7 +94,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("url", ["file:{}", "file://{}", "{}"])
 def test_every_picture_once_in_order(clip: Path, url: str) -> None:
-    camera = AvCamera(name="gate", url=url.format(clip), pace="max", loop=False)
+    camera = av_camera(name="gate", url=url.format(clip), pace="max", loop=False)
     assert camera.status().state == "starting"
     frames = drain(camera)
     assert numbers(frames) == list(range(50))
@@ -108,12 +108,12 @@ def test_every_picture_once_in_order(clip: Path, url: str) -> None:
 
 def test_mjpeg_too(tmp_path: Path) -> None:
     path = encode(tmp_path / "clip.avi", numbered(12), codec="mjpeg", pix_fmt="yuvj420p")
-    assert numbers(drain(AvCamera(name="a", url=str(path), pace="max", loop=False))) == list(range(12))
+    assert numbers(drain(av_camera(name="a", url=str(path), pace="max", loop=False))) == list(range(12))
 
 
 def test_realtime_frames_are_captured_when_due(tmp_path: Path) -> None:
     path = encode(tmp_path / "fast.mp4", numbered(60), rate=100)
-    camera = AvCamera(name="a", url=str(path), loop=False)
+    camera = av_camera(name="a", url=str(path), loop=False)
     frames: list[Frame] = []
     while (frame := camera.read()) is not None:
         assert time.monotonic_ns() >= frame.t_capture_ns
@@ -124,7 +124,7 @@ def test_realtime_frames_are_captured_when_due(tmp_path: Path) -> None:
 
 
 def test_a_slow_reader_moves_the_schedule(clip: Path, caplog: pytest.LogCaptureFixture) -> None:
-    camera = AvCamera(name="a", url=str(clip), loop=False)
+    camera = av_camera(name="a", url=str(clip), loop=False)
     assert camera.read()
     time.sleep(1.2)
     with caplog.at_level(logging.WARNING):
@@ -138,7 +138,7 @@ def test_a_slow_reader_moves_the_schedule(clip: Path, caplog: pytest.LogCaptureF
 
 def test_the_cap_keeps_a_steady_share(tmp_path: Path) -> None:
     path = encode(tmp_path / "fast.mp4", numbered(100), rate=250)
-    camera = AvCamera(name="a", url=str(path), fps=150, loop=False)
+    camera = av_camera(name="a", url=str(path), fps=150, loop=False)
     frames = drain(camera)
     source = camera.source()
     assert abs(len(frames) - 60) <= 1
@@ -148,20 +148,20 @@ def test_the_cap_keeps_a_steady_share(tmp_path: Path) -> None:
 
 
 def test_a_loop_goes_on_counting(clip: Path) -> None:
-    frames = drain(AvCamera(name="a", url=str(clip), pace="max", loop=True), 120)
+    frames = drain(av_camera(name="a", url=str(clip), pace="max", loop=True), 120)
     assert numbers(frames) == [index % 50 for index in range(120)]
     assert [frame.frame_id for frame in frames] == list(range(120))
 
 
 def test_a_paced_loop_keeps_its_distance_over_the_seam(tmp_path: Path) -> None:
     path = encode(tmp_path / "fast.mp4", numbered(8), rate=50)
-    frames = drain(AvCamera(name="a", url=str(path), loop=True), 20)
+    frames = drain(av_camera(name="a", url=str(path), loop=True), 20)
     assert steps_ms(frames) == pytest.approx([20.0] * 19, abs=0.5)
 
 
 def test_stop_ends_a_waiting_read(tmp_path: Path) -> None:
     path = encode(tmp_path / "slow.mp4", numbered(3), rate=1)
-    camera = AvCamera(name="a", url=str(path))
+    camera = av_camera(name="a", url=str(path))
     stopped_after(camera, lambda: camera.source().decoded == 1)
     assert camera.status().state == "stopped"
 
@@ -169,14 +169,14 @@ def test_stop_ends_a_waiting_read(tmp_path: Path) -> None:
 def test_times_that_jump_neither_wedge_nor_reorder(tmp_path: Path) -> None:
     times = [0, 40, 80, 37_600_000, 37_600_040, 37_600_080, 37_640_000]
     path = encode(tmp_path / "jump.mkv", numbered(7), codec="mjpeg", pix_fmt="yuvj420p", times_ms=times)
-    frames = drain(AvCamera(name="a", url=str(path), loop=False))
+    frames = drain(av_camera(name="a", url=str(path), loop=False))
     assert numbers(frames) == list(range(7))
     assert sum(steps_ms(frames)) < 400
 
 
 def test_a_raw_stream_without_times(tmp_path: Path) -> None:
     path = encode(tmp_path / "raw.h264", numbered(20), options=GOP_10)
-    frames = drain(AvCamera(name="a", url=str(path), loop=False))
+    frames = drain(av_camera(name="a", url=str(path), loop=False))
     assert numbers(frames) == list(range(20))
     assert max(steps_ms(frames)) < 100
 
@@ -186,7 +186,7 @@ def test_nothing_before_the_first_key_frame(tmp_path: Path) -> None:
     units = raw.split(b"\x00\x00\x00\x01\x09")
     cut = tmp_path / "cut.h264"
     cut.write_bytes(b"".join(b"\x00\x00\x00\x01\x09" + unit for unit in units[4:]))
-    camera = AvCamera(name="a", url=str(cut), pace="max", loop=False)
+    camera = av_camera(name="a", url=str(cut), pace="max", loop=False)
     assert numbers(drain(camera)) == list(range(10, 30))
     assert camera.source().pre_key == 7
 
@@ -199,13 +199,13 @@ def test_damage_is_dropped_until_a_key_frame_and_decoding_goes_on(tmp_path: Path
     path = encode(tmp_path / "a.mp4", pictures, options=GOP_10 | {"bf": "0"})
     whole = {
         read_number(f.pixels.to_rgb()): f.pixels.to_rgb()
-        for f in drain(AvCamera(name="a", url=str(path), pace="max", loop=False))
+        for f in drain(av_camera(name="a", url=str(path), pace="max", loop=False))
     }
     data = bytearray(path.read_bytes())
     start, end = int(len(data) * 0.35), int(len(data) * 0.38)
     data[start:end] = random.Random(3).randbytes(end - start)
     path.write_bytes(data)
-    camera = AvCamera(name="a", url=str(path), pace="max", loop=False)
+    camera = av_camera(name="a", url=str(path), pace="max", loop=False)
     frames = drain(camera)
     source = camera.source()
     assert source.corrupt > 0
@@ -219,7 +219,7 @@ def test_damage_is_dropped_until_a_key_frame_and_decoding_goes_on(tmp_path: Path
 def test_a_cut_off_recording_gives_what_it_has(tmp_path: Path) -> None:
     path = encode(tmp_path / "a.ts", numbered(50), options=GOP_10)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    camera = AvCamera(name="a", url=str(path), pace="max", loop=False)
+    camera = av_camera(name="a", url=str(path), pace="max", loop=False)
     frames = drain(camera)
     assert 10 < len(frames) < 50
     assert camera.status().state == "stopped"
@@ -238,7 +238,7 @@ def test_what_cannot_be_opened_is_down_with_a_reason_and_does_not_spin(tmp_path:
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    camera = AvCamera(name="a", url=str(path))
+    camera = av_camera(name="a", url=str(path))
     assert stopped_after(camera, lambda: camera.status().state == "down") == []
     with pytest.raises(CameraError):
         probe(str(path))
@@ -246,7 +246,7 @@ def test_what_cannot_be_opened_is_down_with_a_reason_and_does_not_spin(tmp_path:
 
 def test_a_file_that_appears_is_taken(tmp_path: Path, clip: Path) -> None:
     path = tmp_path / "late.mp4"
-    camera = AvCamera(name="a", url=str(path), backoff=at_once())
+    camera = av_camera(name="a", url=str(path), backoff=at_once())
 
     def up() -> bool:
         if camera.status().state == "down" and not path.exists():
@@ -260,7 +260,7 @@ def test_a_file_that_appears_is_taken(tmp_path: Path, clip: Path) -> None:
 
 def test_a_file_without_video_is_down_for_good(tmp_path: Path) -> None:
     path = sound(tmp_path / "sound.mp4")
-    camera = AvCamera(name="a", url=str(path))
+    camera = av_camera(name="a", url=str(path))
     assert drain(camera) == []
     assert (camera.status().state, camera.status().reason) == ("down", "holds no video stream")
     with pytest.raises(CameraError, match="no video") as caught:
@@ -274,7 +274,7 @@ def test_a_loop_without_a_picture_backs_off(tmp_path: Path, clip: Path) -> None:
     end = data.index(b"moov") - 4
     path = tmp_path / "hollow.mp4"
     path.write_bytes(data[:body] + bytes([0xFF]) * (end - body) + data[end:])
-    camera = AvCamera(name="a", url=str(path), pace="max", loop=True)
+    camera = av_camera(name="a", url=str(path), pace="max", loop=True)
     assert stopped_after(camera, lambda: camera.status().state == "down") == []
     assert camera.source().corrupt + camera.source().pre_key > 0
 
@@ -284,13 +284,13 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
         (tmp_path / f"{number}.PNG").write_bytes(image(SyntheticPixels(number, width, height).to_rgb()))
     (tmp_path / "1a.jpg").write_bytes(b"\xff\xd8\xff no picture")
     (tmp_path / "notes.txt").write_text("not one")
-    camera = AvCamera(name="a", url=f"file:{tmp_path}", pace="max", loop=False)
+    camera = av_camera(name="a", url=f"file:{tmp_path}", pace="max", loop=False)
     frames = drain(camera)
     assert numbers(frames) == [0, 1, 2]
     assert [(frame.pixels.width, frame.pixels.height) for frame in frames] == [(64, 48), (640, 480), (33, 17)]
     assert (camera.source().decoded, camera.source().corrupt) == (3, 1)
     assert probe(str(tmp_path)).frames == 4
-    frames = drain(AvCamera(name="a", url=str(tmp_path), fps=50, loop=True), 7)
+    frames = drain(av_camera(name="a", url=str(tmp_path), fps=50, loop=True), 7)
     assert numbers(frames) == [0, 1, 2, 0, 1, 2, 0]
     assert steps_ms(frames) == pytest.approx([20.0] * 6)
 
@@ -312,7 +312,7 @@ def test_the_size_may_change_in_the_stream(tmp_path: Path) -> None:
     parts = [image(SyntheticPixels(n, w, h).to_rgb(), "mjpeg", "yuvj420p") for n, (w, h) in enumerate(sizes)]
     path = tmp_path / "sizes.mjpeg"
     path.write_bytes(b"".join(parts))
-    frames = drain(AvCamera(name="a", url=str(path), pace="max", loop=False))
+    frames = drain(av_camera(name="a", url=str(path), pace="max", loop=False))
     assert [(frame.pixels.width, frame.pixels.height) for frame in frames] == sizes
     assert numbers(frames) == list(range(5))
 
@@ -327,7 +327,7 @@ def test_probe(clip: Path) -> None:
 def test_real_clips(assets: Path, name: str, count: int) -> None:
     path = assets / "media" / name
     assert probe(str(path)).frames == count
-    camera = AvCamera(name="a", url=str(path), pace="max", loop=False)
+    camera = av_camera(name="a", url=str(path), pace="max", loop=False)
     assert len(drain(camera)) == count
     assert camera.source().decoded == count
     assert camera.source().corrupt == 0
@@ -386,7 +386,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def http_camera(site: Site) -> AvCamera:
-    return AvCamera(name="web", url=site.url, open_timeout_s=5.0, read_timeout_s=0.4, backoff=at_once())
+    return av_camera(name="web", url=site.url, open_s=5.0, stall_s=0.4, backoff=at_once())
 
 
 def test_http_is_live_and_reconnects_at_its_end(site: Site, stream: bytes) -> None:
@@ -422,9 +422,7 @@ def test_http_refusals_show_no_credentials(site: Site, stream: bytes, caplog: py
 
 def test_http_that_falls_silent_is_stalled_and_opened_again(site: Site, stream: bytes) -> None:
     site.script = [(200, stream, True), (404, b"", True)]
-    camera = AvCamera(
-        name="web", url=site.url, open_timeout_s=5.0, read_timeout_s=0.4, backoff=Backoff(base_s=0.4, limit_s=0.5)
-    )
+    camera = av_camera(name="web", url=site.url, open_s=5.0, stall_s=0.4, backoff=Backoff(base_s=0.4, limit_s=0.5))
     seen: list[tuple[str, str | None]] = []
 
     def stalled() -> bool:
@@ -446,11 +444,11 @@ def test_http_recovers_from_a_stall(site: Site, stream: bytes) -> None:
 
 def test_http_that_never_answers_is_down(site: Site) -> None:
     site.script = [(200, b"", True)]
-    camera = AvCamera(name="web", url=site.url, open_timeout_s=0.3, read_timeout_s=0.3, backoff=at_once())
+    camera = av_camera(name="web", url=site.url, open_s=0.3, stall_s=0.3, backoff=at_once())
     stopped_after(camera, lambda: camera.status().reason == "no answer within 0.3 s")
 
 
 def test_http_with_nobody_there(site: Site) -> None:
-    camera = AvCamera(name="web", url="http://127.0.0.1:9/x", backoff=at_once())
+    camera = av_camera(name="web", url="http://127.0.0.1:9/x", backoff=at_once())
     stopped_after(camera, lambda: camera.status().state == "down")
     assert camera.read() is None

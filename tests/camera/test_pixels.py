@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_runtime.camera.av import AvPixels, convert, decode_image, scale
+from edge_runtime.camera.av import decode_image
+from edge_runtime.camera.av_pixels import AvPixels, convert, scale
 from edge_runtime.errors import CameraError
 from edge_runtime.records.frames import Float32Array
 from edge_runtime.records.spec import Color, InputSpec, Resize

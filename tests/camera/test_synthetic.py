@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.camera.open import open_camera
+from edge_runtime.camera.options import CameraOptions
 from edge_runtime.camera.synthetic import (
     SyntheticCamera,
     SyntheticOptions,
@@ -77,12 +78,12 @@ def test_crop_and_a_picture_without_a_number() -> None:
 @pytest.mark.parametrize("url", ["rtsp://admin:secret@cam/1", "csi:0", "bundled:vtest"])
 def test_an_unknown_kind_of_camera_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(CameraError) as caught:
-        open_camera(name="gate", url=url)
+        open_camera(CameraOptions(name="gate", url=url))
     assert "secret" not in str(caught.value)
     assert caught.value.where == "gate"
 
 
 def test_the_factory_gives_what_the_url_says() -> None:
-    assert isinstance(open_camera(name="s", url="synthetic:?frames=1"), SyntheticCamera)
-    assert type(open_camera(name="f", url="file:/nowhere.mp4")).__name__ == "AvCamera"
-    assert type(open_camera(name="f", url="clips/a.mp4")).__name__ == "AvCamera"
+    assert isinstance(open_camera(CameraOptions(name="s", url="synthetic:?frames=1")), SyntheticCamera)
+    assert type(open_camera(CameraOptions(name="f", url="file:/nowhere.mp4"))).__name__ == "AvCamera"
+    assert type(open_camera(CameraOptions(name="f", url="clips/a.mp4"))).__name__ == "AvCamera"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -120,3 +123,37 @@ def test_of_this_very_process() -> None:
     peak = peak_resident_bytes()
     assert peak is not None
     assert peak >= during - MIB  # the kernel counts a process's pages in lots
+
+
+PICTURES = """
+import ctypes
+from edge_runtime.hardware.memory import resident_bytes, use_one_arena
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def taken(size):
+    place = libc.malloc(size)
+    ctypes.memset(place, 1, size)
+    return place
+
+{call}
+libc.free(taken(16 << 20))  # from now on glibc would take anything below this from the heap
+before = resident_bytes()
+pictures = []
+for _ in range(20):
+    pictures.append(taken(1_500_000))
+    taken(100)  # what stays
+for picture in pictures:
+    libc.free(picture)
+print(resident_bytes() - before)
+"""
+
+
+@pytest.mark.parametrize(("call", "least", "most"), [("", 20e6, 31e6), ("use_one_arena()", 0, 1e6)])
+def test_pictures_leave_no_holes_in_the_heap(call: str, least: float, most: float) -> None:
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("another C library than glibc")
+    program = PICTURES.replace("{call}", call)
+    kept = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    assert least <= kept <= most

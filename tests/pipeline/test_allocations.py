@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from edge_runtime.app.models import open_bundle
 from edge_runtime.bundled import bundled_media
-from edge_runtime.camera import av as av_door
+from edge_runtime.camera import av_pixels as av_door
 from edge_runtime.camera.open import open_camera
+from edge_runtime.camera.options import CameraOptions
 from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.records.spec import InputSpec, OutputSpec
 from edge_runtime.vision.decode import build_decoder
@@ -38,7 +39,7 @@ def test_no_stage_makes_an_array_of_a_pictures_size() -> None:
     info = engine.info
     lane, buffer = engine.open_lane(), engine.allocate(1)
     decoder = build_decoder(info.output, info.input, info.output_shapes)
-    camera = open_camera(name="clip", url=f"file:{bundled_media('vtest')}", pace="max")
+    camera = open_camera(CameraOptions(name="clip", url=f"file:{bundled_media('vtest')}", pace="max"))
     frame = camera.read()
     assert frame is not None
     assert isinstance(frame.pixels, av_door.AvPixels)

@@ -19,7 +19,7 @@ import pytest
 
 from edge_runtime.app.evaluate import read_image
 from edge_runtime.bundled import bundled_engine
-from edge_runtime.camera.av import SCALER
+from edge_runtime.camera.av_pixels import SCALER
 from edge_runtime.cli import prepare_evaluate as command
 from edge_runtime.engine.bundle import Bundle, load_bundle
 from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, load_engine
