@@ -76,8 +76,9 @@ def take_readings(state: PolicyState, site: Site, sample: GovernorSample, work_w
         state.energy = measured(state.energy, power_w, work_w, offered_hz, sample.span_s, quantum_w)
         state.base_w = state.energy.base_w + (state.base_w - state.energy.base_w) * math.exp(-sample.span_s / BASE_S)
     if sample.tj_c is not None:
-        # without a power sensor a temperature budget is held by what the load is believed to take
-        felt_w = power_w if power_w is not None else state.energy.power_w(work_w)
+        # without a power sensor, or beside one that stands still, it is held by what the load is believed to take
+        told = power_w is not None and not state.disbelieved
+        felt_w = power_w if told and power_w is not None else state.energy.power_w(work_w)
         state.thermal = felt(state.thermal, sample.tj_c, felt_w, sample.span_s, state.ordinary_w or UNKNOWN_W)
     if power_w is not None and power_w == state.last_power_w:
         state.still += 1
