@@ -218,9 +218,23 @@ TABLES = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(root=PAIRS, tables=TABLES, crlf=st.booleans())
+DOCUMENTS = given(root=PAIRS, tables=TABLES, crlf=st.booleans())
+
+
+@settings(max_examples=60, deadline=None)
+@DOCUMENTS
 def test_the_line_of_every_key(root: list[Any], tables: list[Any], crlf: bool) -> None:
+    check_lines(root, tables, crlf)
+
+
+@pytest.mark.full
+@settings(max_examples=500, deadline=None)
+@DOCUMENTS
+def test_the_line_of_every_key_of_many_documents(root: list[Any], tables: list[Any], crlf: bool) -> None:
+    check_lines(root, tables, crlf)
+
+
+def check_lines(root: list[Any], tables: list[Any], crlf: bool) -> None:
     writer = Writer()
     write_pairs(writer, (), [(f"root {key}", pair) for key, pair in root])
     counts: dict[str, int] = {}

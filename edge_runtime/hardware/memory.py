@@ -6,17 +6,19 @@ the GPU is missing here. Swap (zram on a Jetson) is not counted: an engine in it
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _ROOT = Path("/")
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8
+_M_ARENA_MAX = -8
 """malloc.h"""
-_PICTURE_BYTES = 1 << 20
-"""Larger than this is a picture or a buffer for some, and not what a model or the interpreter is made of."""
+_TUNABLES = "GLIBC_TUNABLES"
+_THREAD_CACHES = "glibc.malloc.tcache_count"
 
 
 def available_bytes(root: Path = _ROOT) -> int | None:
@@ -61,23 +63,52 @@ def peak_resident_bytes(pid: int | None = None, root: Path = _ROOT) -> int | Non
 
 
 def use_one_arena() -> None:
-    """Let all threads allocate from one heap, and pictures outside of it (mallopt(3)), where the C library is glibc.
+    """Let all threads allocate from one heap (mallopt(3), M_ARENA_MAX), where the C library is glibc.
 
     A heap for each thread keeps what engines leave behind when they are loaded on one thread and closed on another:
     over 200 exchanges resident memory wandered between 175 and 202 MB with them, and stayed at 174 MB with one.
     Inference does not allocate, so nothing waits for it.
-
-    glibc moves the size from which on it maps memory up to that of whatever it has unmapped, and so it soon takes the
-    pictures that each frame allocates from the heap. What is small and stays comes to lie between them, and the heap
-    grows by holes: with yolox_nano at 416 px and one camera, 37 of its 91 MB were free after 8 s. With the size fixed
-    the peak is 150 MB, not 185. The pages of a picture are new each time, which costs what MEASURED.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none, and one heap
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, _PICTURE_BYTES)
-        # with it goes the automatic one, twice that size; 128 KiB would have the heap's end come and go
-        mallopt(_M_TRIM_THRESHOLD, 2 * _PICTURE_BYTES)
+
+
+def without_thread_caches() -> None:
+    """Begin this program anew without malloc's caches per thread, where it has them; returns where it has none.
+
+    FFmpeg allocates a scaled picture of 1.5 MB per frame at 64 bytes. glibc (2.36) cuts it out of a larger piece and
+    puts the few bytes that are left over into a thread's cache, from where they never join the rest again: the piece
+    is too small for the next picture, and the heap grows by another. With yolox_nano at 416 px and one camera, 37 of
+    its 91 MB were such holes after 8 s. Without the caches the peak of the process was 150 MB and not 185, and frames
+    took as much CPU as before (9.08 and 9.04 ms); Python's small objects have an allocator of their own. Mapping the
+    pictures instead (M_MMAP_THRESHOLD) kept the memory as low, and new pages for each took 8 % of the frames.
+
+    Only glibc's tunables can say it, and they are read when a program begins: 20 ms. On a Jetson FFmpeg aligns to 16
+    bytes, which is what malloc gives anyway, and nothing has to be done.
+    """
+    if os.uname().machine != "x86_64" or not _has_glibc() or not (program := sys.orig_argv):
+        return
+    environment = uncached(os.environ)
+    if environment is not None:
+        # a program that cannot be begun anew runs as it is
+        with contextlib.suppress(OSError):
+            os.execve(sys.executable, program, environment)  # noqa: S606  a shell has no business here
+
+
+def uncached(environment: Mapping[str, str]) -> dict[str, str] | None:
+    """The environment with malloc's caches per thread switched off; None where it says already what they are."""
+    tunables = environment.get(_TUNABLES, "")
+    if _THREAD_CACHES in tunables:
+        return None
+    return {**environment, _TUNABLES: ":".join([*filter(None, [tunables]), f"{_THREAD_CACHES}=0"])}
+
+
+def _has_glibc() -> bool:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (OSError, ValueError):
+        return False
 
 
 def _process(pid: int | None, root: Path) -> Path:

@@ -106,7 +106,7 @@ class Device:
             changed=lambda: None,
         )
         self.keeper.load(lambda: True)
-        self.pipeline.add_camera(SyntheticCamera(name="c", url="synthetic:?width=32&height=32&fps=30"), ["m", "n"])
+        self.pipeline.add_camera(SyntheticCamera(name="c", url="synthetic:?width=32&height=32&fps=100"), ["m", "n"])
         self.pipeline.start()
         self.loader.start()
         wait_until(lambda: len(results) > 3, 10, "frames flow")

@@ -200,7 +200,7 @@ def test_nan_for_golden_pictures() -> None:
 @pytest.mark.parametrize(
     ("when", "limits", "words"),
     [
-        ("loading", {"within_s": 4.0}, "while it was loaded: "),
+        ("loading", {"within_s": 2.5}, "while it was loaded: "),
         ("always", {"run_within_s": 1.0}, "while it ran the grey picture that warms it up (running): 1.0 s ("),
         ("bright", {"run_within_s": 1.0}, "while it ran the white picture (running): 1.0 s ("),
     ],

@@ -38,7 +38,7 @@ class Device:
         self.results: list[FrameResult] = []
         self.pipeline = Pipeline(self.results.append)
         self.pipe = self.pipeline.add_model("m", self.load()[0], lanes=2)
-        self.pipeline.add_camera(SyntheticCamera(name="c", url="synthetic:?width=32&height=32&fps=30"), ["m"])
+        self.pipeline.add_camera(SyntheticCamera(name="c", url="synthetic:?width=32&height=32&fps=100"), ["m"])
         self.free = 10_000 * MiB
         self.free_with_old_closed: int | None = None
         self.proofs = 0

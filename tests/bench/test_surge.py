@@ -17,6 +17,7 @@ from tests.e2e.daemon import CENTERNET, VTEST
 VARIANTS = ("fp32-416", "fp32-320")
 
 
+@pytest.mark.full
 def test_a_small_surge_adds_up() -> None:
     plan = Plan(VARIANTS, cameras=3, seconds=0.8, warm_up_s=0.3)
     told: list[str] = []

@@ -98,7 +98,7 @@ def write_config(
     camera: str = f'name = "gate"\nurl = "file:{VTEST}"',
     model: str = f'name = "detector"\nbundle = "{CENTERNET}"\nvariant = "fp32-320"',
     mqtt: str = "",
-    window_s: float = 0.5,
+    window_s: float = 0.25,
     hardware: str = "sim:orin-nano-8gb",
     more: str = "",
 ) -> Path:

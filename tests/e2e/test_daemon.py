@@ -36,6 +36,7 @@ count, collect = [0], onnxrt.OnnxRuntimeLane.collect
 def stuck(lane):
     count[0] += 1
     if count[0] > 20:
+        print("a lane is stuck", file=sys.stderr, flush=True)
         threading.Event().wait()
     return collect(lane)
 onnxrt.OnnxRuntimeLane.collect = stuck
@@ -103,7 +104,7 @@ def test_status_over_the_socket_and_as_a_command(tmp_path: Path) -> None:
 
 def test_a_camera_is_paused_capped_and_resumed_and_every_frame_is_still_counted(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    with DaemonProcess(write_config(tmp_path, camera=SYNTHETIC, hardware="none", window_s=0.5)) as daemon:
+    with DaemonProcess(write_config(tmp_path, camera=SYNTHETIC, hardware="none")) as daemon:
         daemon.wait_for("window 1:")
 
         def camera(action: str, **more: object) -> int:
@@ -117,7 +118,7 @@ def test_a_camera_is_paused_capped_and_resumed_and_every_frame_is_still_counted(
         wait_until(lambda: now()["state"] == "paused")
         seen = now()["frames"]["captured"]
         daemon.wait_for(f"window {daemon.windows() + 2}:")
-        assert now()["frames"]["captured"] <= seen + 20
+        assert now()["frames"]["captured"] <= seen + 2
         assert camera("resume") == 200
         wait_until(lambda: now()["state"] == "up")
         assert camera("cap", fps=5) == 200
@@ -167,13 +168,13 @@ def test_windows_made_while_the_broker_is_away_arrive_in_order_over_a_kill(tmp_p
     port = free_port()
     config = write_config(tmp_path, camera=SYNTHETIC, hardware="none", mqtt=f"port = {port}", window_s=0.2)
     with DaemonProcess(config) as daemon:
-        daemon.wait_for("window 20:")
+        daemon.wait_for("window 10:")
         daemon.process.kill()
         daemon.process.wait(10)
         made_before = daemon.windows()
     with DaemonProcess(config) as daemon:
         daemon.wait_for("did not end cleanly")
-        daemon.wait_for("window 20:")
+        daemon.wait_for("window 10:")
         broker = Mosquitto(tmp_path / "broker", start=False)
         broker.port = port
         (tmp_path / "broker" / "mosquitto.conf").write_text(
@@ -183,7 +184,7 @@ def test_windows_made_while_the_broker_is_away_arrive_in_order_over_a_kill(tmp_p
         try:
             with Subscriber(broker, f"{ROOT}/#") as subscriber:
                 subscriber.wait_for(
-                    lambda _: len(subscriber.payloads(f"{ROOT}/telemetry/window")) >= made_before + 18, 60
+                    lambda _: len(subscriber.payloads(f"{ROOT}/telemetry/window")) >= made_before + 8, 60
                 )
                 assert daemon.stop()[0] == 0
                 reports = [
@@ -247,9 +248,9 @@ def stuck_daemon(tmp_path: Path, config: Path) -> DaemonProcess:
 def test_a_wedged_lane_is_503_within_the_stall_limit_and_the_stop_still_comes(tmp_path: Path) -> None:
     model = f'name = "detector"\nbundle = "{CENTERNET}"\nvariant = "fp32-320"\nlanes = 2\ntimeout_s = 1.0'
     store = tmp_path / "store"
-    with stuck_daemon(tmp_path, write_config(tmp_path, model=model)) as daemon:
+    with stuck_daemon(tmp_path, write_config(tmp_path, camera=SYNTHETIC, model=model)) as daemon:
         wait_until(lambda: is_up(store), 20)
-        # stuck after some 2 s of frames, a limit of 2 s, a look every 0.5 s
+        # stuck after some 1 s of frames, a limit of 2 s, a look every 0.5 s
         wait_until(lambda: ask(store, "GET", "/healthz")[0] == 503, 8, "503")
         _, document = ask(store, "GET", "/healthz")
         assert document["status"] == "wedged"
@@ -262,12 +263,13 @@ def test_a_wedged_lane_is_503_within_the_stall_limit_and_the_stop_still_comes(tm
         assert "did not end in time: lane-detector" in daemon.log
 
 
-@pytest.mark.parametrize("broker", ["up", "frozen", "unreachable"])
+@pytest.mark.parametrize("broker", [pytest.param("up", marks=pytest.mark.full), "frozen", "unreachable"])
 def test_sigterm_ends_within_five_seconds_with_a_stuck_lane_and_any_broker(tmp_path: Path, broker: str) -> None:
     with Mosquitto(tmp_path / "broker") as mosquitto:
         port = 9 if broker == "unreachable" else mosquitto.port
-        config = write_config(tmp_path, mqtt=f"port = {port}")
+        config = write_config(tmp_path, camera=SYNTHETIC, mqtt=f"port = {port}")
         with stuck_daemon(tmp_path, config) as daemon:
+            daemon.wait_for("a lane is stuck")
             daemon.wait_for("window 2:")
             if broker == "frozen":
                 mosquitto.freeze()

@@ -467,9 +467,9 @@ def check(figures: Figures) -> None:
 
 
 def test_budgets_hold_on_simulated_modules() -> None:
-    cells = [cell for cell in sample(8, seed=11) if cell.fault is None]
+    cells = [cell for cell in sample(6, seed=11) if cell.fault is None]
     found = [each for cell in cells if isinstance(each := run_cell(cell, "governed"), Figures)]
-    assert len(found) >= 6
+    assert len(found) >= 5
     for each in found:
         check(each)
     assert sum(each.fps >= 0.95 for each in found) >= len(found) - 1

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.hardware.memory import available_bytes, peak_resident_bytes, resident_bytes
+from edge_runtime.hardware.memory import available_bytes, peak_resident_bytes, resident_bytes, uncached
 
 MIB = 1024 * 1024
 MEMINFO = {"proc/meminfo": "MemTotal:       8000000 kB\nMemFree:          10000 kB\nMemAvailable:     512000 kB\n"}
@@ -125,35 +125,30 @@ def test_of_this_very_process() -> None:
     assert peak >= during - MIB  # the kernel counts a process's pages in lots
 
 
-PICTURES = """
-import ctypes
-from edge_runtime.hardware.memory import resident_bytes, use_one_arena
+def test_malloc_is_told_once_to_have_no_caches_and_whoever_says_otherwise_is_heeded() -> None:
+    first = uncached({"PATH": "/bin"})
+    assert first == {"PATH": "/bin", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    assert uncached(first) is None
+    kept = uncached({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
+    assert kept == {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.tcache_count=0"}
+    assert uncached({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}) is None
 
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 
-def taken(size):
-    place = libc.malloc(size)
-    ctypes.memset(place, 1, size)
-    return place
-
-{call}
-libc.free(taken(16 << 20))  # from now on glibc would take anything below this from the heap
-before = resident_bytes()
-pictures = []
-for _ in range(20):
-    pictures.append(taken(1_500_000))
-    taken(100)  # what stays
-for picture in pictures:
-    libc.free(picture)
-print(resident_bytes() - before)
+TWICE = """
+import os, sys
+from edge_runtime.hardware.memory import without_thread_caches
+print("begun", flush=True)
+without_thread_caches()
+print(os.environ.get("GLIBC_TUNABLES"), sys.argv)
 """
 
 
-@pytest.mark.parametrize(("call", "least", "most"), [("", 20e6, 31e6), ("use_one_arena()", 0, 1e6)])
-def test_pictures_leave_no_holes_in_the_heap(call: str, least: float, most: float) -> None:
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("another C library than glibc")
-    program = PICTURES.replace("{call}", call)
-    kept = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
-    assert least <= kept <= most
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="there is nothing to switch off"
+)
+def test_a_program_is_begun_anew_once_with_its_arguments() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    found = subprocess.run(
+        [sys.executable, "-c", TWICE, "a", "b c"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines() == ["begun", "begun", "glibc.malloc.tcache_count=0 ['-c', 'a', 'b c']"]

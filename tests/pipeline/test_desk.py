@@ -456,6 +456,17 @@ def test_priority_goes_first_and_starves_nobody() -> None:
         assert gaps.max() - 1 <= len(names) - 1, (name, served)
 
 
+def test_another_priority_counts_from_the_next_claim_on() -> None:
+    bench = Bench(make_resident())
+    for name in ("one", "two", "three"):
+        bench.camera(name)
+        bench.put(name)
+    bench.desk.set_priority(bench.boxes["three"], 1)
+    assert bench.claim().entry.frame.camera == "three"
+    bench.desk.set_priority(bench.boxes["two"], 2)
+    assert bench.claim().entry.frame.camera == "two"
+
+
 def test_a_fast_camera_is_not_starved_by_older_frames_of_slow_ones() -> None:
     bench = Bench(make_resident())
     for name in ("fast", "slow1", "slow2"):
@@ -846,7 +857,7 @@ class DeskMachine(RuleBasedStateMachine):
             assert resident.engine.closed == resident.closed.is_set() == (resident not in bench.slot.ladder)
 
 
-DeskMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+DeskMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
 TestDesk = DeskMachine.TestCase
 
 

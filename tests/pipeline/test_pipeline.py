@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.engine.slot import EngineSlot, Resident
-from edge_runtime.errors import EngineError
+from edge_runtime.errors import EdgeError, EngineError
 from edge_runtime.pipeline.batch import Batch, Place
 from edge_runtime.pipeline.cache import AnswerCache
 from edge_runtime.pipeline.desk import Desk
@@ -227,7 +227,7 @@ def test_a_file_at_full_pace_loses_nothing_to_time_outs_however_slow_the_model()
     rig = Rig()
     rig.pipeline.add_model("m", make_resident(FakeEngine(call_cost_s=0.1), lanes=1), lanes=1, timeout_s=0.25)
     for index in range(4):
-        rig.pipeline.add_camera(ScriptedCamera(f"f{index}", range(5)), ["m"], full_pace=True)
+        rig.pipeline.add_camera(ScriptedCamera(f"f{index}", range(3)), ["m"], full_pace=True)
     rig.pipeline.start()
 
     def all_done() -> bool:
@@ -236,7 +236,7 @@ def test_a_file_at_full_pace_loses_nothing_to_time_outs_however_slow_the_model()
 
     wait_until(all_done)
     assert rig.finish() == []
-    assert (rig.totals.completed, rig.totals.failed) == (20, 0)
+    assert (rig.totals.completed, rig.totals.failed) == (12, 0)
 
 
 def test_a_removed_camera_ends_and_the_others_go_on() -> None:
@@ -256,6 +256,59 @@ def test_a_removed_camera_ends_and_the_others_go_on() -> None:
     wait_until(lambda: len(rig.results["stays", "m"]) > before + 10)
     assert [view.name for view in rig.pipeline.cameras()] == ["stays"]
     assert rig.finish() == []
+
+
+@pytest.mark.parametrize("full_pace", [False, True])
+def test_a_camera_sees_other_models_while_it_runs_on(full_pace: bool) -> None:
+    """Every frame is counted for the models that the camera had when it came."""
+    rig = Rig()
+    for name in ("m", "n", "slow"):
+        cost_s = 0.02 if name == "slow" else 0.001
+        rig.pipeline.add_model(name, make_resident(FakeEngine(f"sha256:{name}", call_cost_s=cost_s)), lanes=2)
+    camera = ScriptedCamera("c", range(100_000)) if full_pace else live_camera("c", 0.002)
+    rig.pipeline.add_camera(camera, ["m"], full_pace=full_pace)
+    rig.pipeline.add_camera(live_camera("other", 0.002), ["m", "n", "slow"])
+    rig.pipeline.start()
+
+    def more(models: list[str], before: list[int]) -> bool:
+        return all(len(rig.results["c", name]) > count + 3 for name, count in zip(models, before, strict=True))
+
+    for models in (["m", "n"], ["n"], ["slow", "m"], ["m"], ["n", "slow", "m"], ["slow"], ["m"]):
+        rig.pipeline.set_models("c", models)
+        assert rig.pipeline.cameras()[0].models == tuple(models)
+        seen = [len(rig.results["c", name]) for name in models]
+        wait_until(lambda models=models, seen=seen: more(models, seen))  # type: ignore[misc]
+        rig.cut()
+    assert not camera.closed
+    # nothing of the camera goes to the others any more
+    rest = len(rig.results["c", "n"])
+    seen = [len(rig.results["c", "m"])]
+    wait_until(lambda: more(["m"], seen))
+    assert len(rig.results["c", "n"]) == rest
+    assert rig.finish() == []
+
+
+def test_no_camera_is_added_to_what_has_stopped_or_has_no_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.pipeline.add_model("m", make_resident(FakeEngine()), lanes=1)
+    rig.pipeline.start()
+
+    def no_more(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more)
+        with pytest.raises(RuntimeError):
+            rig.pipeline.add_camera(ScriptedCamera("c", range(3)), ["m"])
+    assert (rig.pipeline.cameras(), rig.pipeline.camera("c")) == ([], None)
+    rig.cut()
+    assert rig.pipeline.cut().streams == []
+    rig.pipeline.add_camera(ScriptedCamera("c", range(3)), ["m"])
+    wait_until(lambda: len(rig.results["c", "m"]) > 0)
+    assert rig.finish() == []
+    with pytest.raises(EdgeError) as caught:
+        rig.pipeline.add_camera(ScriptedCamera("d", range(3)), ["m"])
+    assert caught.value.code == "stopping"
 
 
 def test_a_writer_that_never_returns_costs_its_own_camera_and_one_lane() -> None:
@@ -376,7 +429,7 @@ def test_batching_brings_what_arithmetic_says(places: int) -> None:
         ran = len(engine.runs)
         wait_until(lambda ran=ran: len(engine.runs) > ran)  # type: ignore[misc]  # at the start of a run
         start, busy_s, ran = time.monotonic(), engine.busy_s, len(engine.runs)
-        wait_until(lambda ran=ran: len(engine.runs) >= ran + 20)  # type: ignore[misc]
+        wait_until(lambda ran=ran: len(engine.runs) >= ran + 10)  # type: ignore[misc]
         took, frames = time.monotonic() - start, sum(engine.runs[ran - 1 : -1])
         # what sleep() adds to a call is the engine's: arithmetic with what its calls really took
         ratios.append((frames / took) / (frames / (engine.busy_s - busy_s)))

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -148,8 +149,16 @@ class SpoolMachine(RuleBasedStateMachine):
 
 TestSpool = SpoolMachine.TestCase
 TestSpool.settings = settings(
-    max_examples=40,
+    max_examples=20,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+class SpoolMachineFull(SpoolMachine):
+    """The same, more often."""
+
+
+SpoolMachineFull.TestCase.settings = settings(TestSpool.settings, max_examples=100)
+TestSpoolFull = pytest.mark.full(SpoolMachineFull.TestCase)

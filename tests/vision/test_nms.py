@@ -54,14 +54,32 @@ plain = st.builds(
 hostile = st.builds(Candidate, st.tuples(coordinates, coordinates, coordinates, coordinates), scores, st.integers(0, 2))
 
 
-@settings(deadline=None, max_examples=500)
-@given(
+CASES = given(
     st.lists(plain | hostile, max_size=40),
     st.sampled_from([None, 0.0, 0.3, 0.5, 0.65, 1.0]),
     st.integers(0, 12),
     st.integers(1, 30),
 )
+
+
+@settings(deadline=None, max_examples=200)
+@CASES
 def test_same_as_the_slow_reference(
+    candidates: list[Candidate], nms_iou: float | None, max_detections: int, max_candidates: int
+) -> None:
+    check_reference(candidates, nms_iou, max_detections, max_candidates)
+
+
+@pytest.mark.full
+@settings(deadline=None, max_examples=2000)
+@CASES
+def test_same_as_the_slow_reference_many_times(
+    candidates: list[Candidate], nms_iou: float | None, max_detections: int, max_candidates: int
+) -> None:
+    check_reference(candidates, nms_iou, max_detections, max_candidates)
+
+
+def check_reference(
     candidates: list[Candidate], nms_iou: float | None, max_detections: int, max_candidates: int
 ) -> None:
     found = run(candidates, nms_iou=nms_iou, max_detections=max_detections, max_candidates=max_candidates)
