@@ -7,7 +7,7 @@ beyond one key's own range, and what this version cannot do yet, is in `config_r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ from pydantic.fields import FieldInfo
 
 from edge_runtime.config_rules import (
     Finding,
+    camera_findings,
     keys_of,
     model_names,
     right_of,
@@ -53,10 +54,10 @@ from edge_runtime.config_values import (
     default_device_id,
     render,
 )
-from edge_runtime.errors import ConfigError, ConfigProblem
+from edge_runtime.errors import ConfigError, ConfigProblem, EdgeError
 from edge_runtime.records.activity import CacheMode
-from edge_runtime.source_url import CameraSource, redact_url
-from edge_runtime.toml_source import TomlSource, parse_toml, read_text
+from edge_runtime.source_url import CameraSource, redact_text, redact_url
+from edge_runtime.toml_source import TomlSource, key_text, parse_toml, read_text
 
 __all__ = [
     "BUNDLED_BUNDLES",
@@ -72,6 +73,8 @@ __all__ = [
     "TelemetryConfig",
     "UpdateConfig",
     "WebConfig",
+    "camera_table",
+    "check_camera",
     "config_reference",
     "default_device_id",
     "load_config",
@@ -397,6 +400,49 @@ def _with_the_only_model(data: dict[str, Any]) -> dict[str, Any]:
 def _placed(findings: list[Finding], source: TomlSource) -> list[ConfigProblem]:
     problems = {source.problem(each.path, each.message, each.remedy): None for each in findings}
     return sorted(problems, key=lambda problem: (problem.line or 0, problem.key or ""))
+
+
+# ---- a camera without a file
+
+
+def camera_table(camera: CameraConfig) -> dict[str, Any]:
+    """The keys of a camera that were written, by their names in a file, with paths in full: JSON's own types, and
+    `check_camera` makes the same camera of them. Holds its credentials."""
+    table = {}
+    for name in camera.model_fields_set:
+        value = getattr(camera, name)
+        value = value.url if isinstance(value, CameraSource) else str(value) if isinstance(value, Path) else value
+        table[CameraConfig.model_fields[name].alias or name] = list(value) if isinstance(value, tuple) else value
+    return table
+
+
+def check_camera(table: Mapping[str, Any], models: Sequence[str], *, where: str | None = None) -> CameraConfig:
+    """A camera of the keys of a [[camera]], by the rules of a file that has `models`, and with no relative paths.
+
+    Raises EdgeError (code "invalid", with this `where`) with every problem found, each with its key, as `camera.url`,
+    and without credentials.
+    """
+    camera, base = dict(table), Path("/")
+    findings = list(camera_findings(camera, models, base))
+    config = None
+    document = {"camera": [camera], "model": [{"name": name, "bundle": "bundled:centernet"} for name in models]}
+    try:
+        config = Config.model_validate(_with_the_only_model(document), context={"base": base})
+    except ValidationError as error:
+        findings += validation_findings(error, Config)
+    if findings or config is None:
+        raise _not_a_camera(findings, where)
+    return config.cameras[0]
+
+
+def _not_a_camera(findings: Sequence[Finding], where: str | None) -> EdgeError:
+    # a key may be an address that was put in the wrong place
+    told = list(dict.fromkeys((redact_text(key_text((each.path[0], *each.path[2:]))), each) for each in findings))
+    if len(told) == 1:
+        ((key, only),) = told
+        return EdgeError(f"{key}: {only.message}", code="invalid", where=where, remedy=only.remedy)
+    problems = [f"{key}: {each.message}" + (f" ({each.remedy})" if each.remedy else "") for key, each in told]
+    return EdgeError("; ".join(problems), code="invalid", where=where)
 
 
 class ReferenceRow(NamedTuple):

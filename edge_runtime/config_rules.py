@@ -7,7 +7,7 @@ problems at once, so these rules read the raw document, and skip what is of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,10 +50,7 @@ def rule_findings(data: dict[str, Any], base: Path) -> Iterator[Finding]:
             path: KeyPath = (key,) if key in data else ()
             yield Finding(path, f"no {key} is configured: {use}", f"add a [[{key}]] table")
         yield from _twice(data, key)
-    models = model_names(data)
-    for index, camera in _tables(data, "camera"):
-        yield from _models_of_camera(index, camera, models)
-        yield from _camera_rules(index, camera, base)
+    yield from _cameras_rules(data, base)
     for index, model in _tables(data, "model"):
         if "cache_max_age_s" in model and model.get("cache", "off") in ("off", "exact"):
             message = f'{render(model["cache_max_age_s"])} has no meaning without cache = "scene"'
@@ -65,6 +62,35 @@ def rule_findings(data: dict[str, Any], base: Path) -> Iterator[Finding]:
     if isinstance(budget := data.get("budget"), dict):
         device = data.get("device")
         yield from _budget_rules(budget, device.get("hardware") if isinstance(device, dict) else None)
+
+
+def camera_findings(camera: dict[str, Any], models: Sequence[str], base: Path) -> Iterator[Finding]:
+    """The same for the keys of one [[camera]] that does not come from a file, beside the configured `models`."""
+    data = {"camera": [camera], "model": [{"name": name} for name in models]}
+    yield from _not_yet({"camera": [camera]}, base)
+    yield from _cameras_rules(data, base)
+    for key, why in (("url", _is_relative(camera.get("url"))), ("ca_file", _is_relative_path(camera.get("ca_file")))):
+        if why:
+            message = f"{render(camera[key])} is a relative path, and there is no file here that it could count from"
+            yield Finding(("camera", 0, key), message, "write the path in full, from / on")
+
+
+def _is_relative(url: object) -> bool:
+    if not isinstance(url, str):
+        return False
+    found = {_source({"url": url}, Path(base)) for base in ("/a", "/b")}
+    return len(found) > 1
+
+
+def _is_relative_path(path: object) -> bool:
+    return isinstance(path, str) and path != "" and not path.startswith(("/", "~"))
+
+
+def _cameras_rules(data: dict[str, Any], base: Path) -> Iterator[Finding]:
+    models = model_names(data)
+    for index, camera in _tables(data, "camera"):
+        yield from _models_of_camera(index, camera, models)
+        yield from _camera_rules(index, camera, base)
 
 
 def model_names(data: dict[str, Any]) -> list[str]:

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from edge_runtime.config import (
     DEFAULT_CONFIG,
     Config,
+    check_camera,
     config_reference,
     default_device_id,
     load_config,
     parse_config,
 )
 from edge_runtime.config_rules import NOT_YET
-from edge_runtime.errors import EXIT_USAGE, ConfigError, ConfigProblem
+from edge_runtime.errors import EXIT_USAGE, ConfigError, ConfigProblem, EdgeError
 
 BASE = Path("/etc/edge-runtime")
 
@@ -563,3 +564,37 @@ def test_planted_errors_among_many_cameras(cameras: list[Any]) -> None:
         return
     found = {(problem.line, problem.key) for problem in problems(text)}
     assert found == set(expected)
+
+
+# ---- a camera that comes from no file
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"url": "clip.mp4"}, 'camera.url: "clip.mp4" is a relative path'),
+        ({"url": "file:clips/a.mp4"}, 'camera.url: "file:clips/a.mp4" is a relative path'),
+        ({"url": "rtsps://h/x", "ca_file": "ca.pem"}, 'camera.ca_file: "ca.pem" is a relative path'),
+        ({"url": "synthetic:", "modle": "detector"}, "camera.modle: unknown key (did you mean model?)"),
+        ({"url": "synthetic:", "model": "detecter"}, 'camera.model: "detecter" is no configured model'),
+        ({"url": "synthetic:", "fps": "5"}, 'camera.fps: "5" is text'),
+        ({"url": "synthetic:", "pace": "max"}, 'camera.pace: "max" has no meaning here'),
+        ({"url": "rtsp:admin:hunter2@h"}, "camera.url: "),
+        ({"url": "synthetic:", "rtsp://admin:hunter2@h/": 1}, "unknown key"),
+        ({"url": ["rtsp://admin:hunter2@h/"], "fps": {"a": 1}}, 'camera.url: ["rtsp://***@h/"] is not text'),
+    ],
+)
+def test_a_camera_without_a_file_goes_by_the_same_rules(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(EdgeError) as caught:
+        check_camera({"name": "gate", "model": "detector", **keys}, ["detector", "faces"], where="args.camera")
+    error = caught.value
+    assert (error.code, error.where) == ("invalid", "args.camera")
+    assert words in str(error)
+    assert "hunter2" not in str(error)
+    assert error.__cause__ is None
+
+
+def test_the_only_model_need_not_be_named_and_one_of_several_has_to_be() -> None:
+    assert check_camera({"name": "gate", "url": "synthetic:"}, ["detector"]).models == ("detector",)
+    with pytest.raises(EdgeError, match=r"camera\.model: is missing, and there are several models"):
+        check_camera({"name": "gate", "url": "synthetic:"}, ["detector", "faces"])

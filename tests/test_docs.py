@@ -12,6 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
@@ -22,17 +23,25 @@ from typing import Any, NamedTuple, get_args
 
 import jsonschema
 import pytest
+from pydantic import JsonValue
 
 from edge_runtime import records
 from edge_runtime.app.identity import make_identity
 from edge_runtime.cli.control import request
 from edge_runtime.cli.main import build_parser
 from edge_runtime.clock import SystemClock
-from edge_runtime.config import DEFAULT_CONFIG, Config, load_config, parse_config
+from edge_runtime.config import DEFAULT_CONFIG, Config, check_camera, load_config, parse_config
 from edge_runtime.config_rules import NOT_YET
 from edge_runtime.control.commands import CommandSpec, camera, ping, reload, set_budget, variant
 from edge_runtime.control.dispatcher import Dispatcher
-from edge_runtime.records.commands import ReloadArgs, ReloadResult, SetBudgetArgs, VariantArgs
+from edge_runtime.records.commands import (
+    CameraAction,
+    CameraResult,
+    ReloadArgs,
+    ReloadResult,
+    SetBudgetArgs,
+    VariantArgs,
+)
 from edge_runtime.records.events import EventKind
 from edge_runtime.records.governing import Budget
 from edge_runtime.records.messages import Presence
@@ -336,14 +345,31 @@ class Noted:
     def __init__(self) -> None:
         self.notes: list[tuple[str, str, float | None]] = []
 
-    def pause(self, name: str) -> None:
-        self.notes.append(("pause", name, None))
+    def pause(self, name: str) -> CameraResult:
+        return self._note("pause", name)
 
-    def resume(self, name: str) -> None:
-        self.notes.append(("resume", name, None))
+    def resume(self, name: str) -> CameraResult:
+        return self._note("resume", name)
 
-    def cap(self, name: str, fps: float | None) -> None:
-        self.notes.append(("cap", name, fps))
+    def cap(self, name: str, fps: float | None) -> CameraResult:
+        return self._note("cap", name, fps)
+
+    def add(self, table: Mapping[str, JsonValue]) -> CameraResult:
+        return self._note("add", check_camera(table, ["detector"]).name)
+
+    def change(self, name: str, keys: Mapping[str, JsonValue]) -> CameraResult:
+        check_camera({"name": name, "url": "rtsp://10.0.0.9/stream", **keys}, ["detector"])
+        return self._note("change", name)
+
+    def remove(self, name: str) -> CameraResult:
+        return self._note("remove", name)
+
+    def reset(self, name: str | None) -> CameraResult:
+        return self._note("reset", name or "")
+
+    def _note(self, action: CameraAction, name: str, fps: float | None = None) -> CameraResult:
+        self.notes.append((action, name, fps))
+        return CameraResult(name=name, action=action, fps=fps, done=[], persisted=True, notes=[])
 
 
 class Obedient:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.app.budget import BudgetKeeper
-from edge_runtime.app.cameras import CameraSwitch
+from edge_runtime.app.camera_set import OpenSource, open_source
+from edge_runtime.app.cameras import CameraKeeper
 from edge_runtime.app.door import DaemonDoor, History
 from edge_runtime.app.governing import Governing, find_profile
 from edge_runtime.app.health import (
@@ -33,19 +34,16 @@ from edge_runtime.app.keeper import ModelKeeper
 from edge_runtime.app.loader import Loader
 from edge_runtime.app.machine import Choose, choose_machine
 from edge_runtime.app.messaging import Messaging
+from edge_runtime.app.overlay import OVERLAY_NAME, OverlayFile
 from edge_runtime.app.proof import prove
 from edge_runtime.app.reread import Reread
 from edge_runtime.app.sd_notify import Notifier
 from edge_runtime.app.shelf import Shelf
 from edge_runtime.app.swap import Swapper
 from edge_runtime.app.telling import IdleWatch, Teller
-from edge_runtime.bundled import bundled_media
 from edge_runtime.camera.av import decode_image
-from edge_runtime.camera.open import open_camera
-from edge_runtime.camera.options import CameraOptions
-from edge_runtime.camera.protocol import Camera
 from edge_runtime.clock import SystemClock
-from edge_runtime.config import CameraConfig, Config
+from edge_runtime.config import Config
 from edge_runtime.control.commands import camera, ping, reload, set_budget, variant
 from edge_runtime.control.dispatcher import Dispatcher
 from edge_runtime.errors import EdgeError
@@ -109,12 +107,11 @@ class Daemon:
         notifier: Notifier | None = None,
         config_file: Path | None = None,
         choose: Choose = choose_machine,
-        open_source: Callable[[CameraConfig], Camera] | None = None,
+        open_source: OpenSource = open_source,
     ) -> None:
         """`config_file` is read again on `request_reread`. `choose`: what `[device] hardware` means. `open_source`:
         what a `[[camera]]` means, in place of its `url`."""
         self._config = config
-        self._open_source = open_source or _open_source
         self._observers = observers or Observers()
         self._notifier = notifier or Notifier()
         self._clock = SystemClock()
@@ -139,10 +136,14 @@ class Daemon:
         sensors = self._machine.sensors
         unmeasured = sensors.reason if isinstance(sensors, Unavailable) else None
         self.budget = BudgetKeeper(config.budget, unmeasured=unmeasured, tell=self._tell.budget)
-        self._switch = CameraSwitch(
-            self.pipeline.camera,
-            {each.name: each.fps for each in config.cameras},
-            {each.name for each in config.cameras if each.pace == "max"},
+        self.cameras = CameraKeeper(
+            config.cameras,
+            [each.name for each in config.models],
+            self.pipeline,
+            OverlayFile(config.device.store / OVERLAY_NAME),
+            open_source,
+            tell=self._tell.camera,
+            changed=self._cameras_changed,
         )
         self._loader = Loader(self._thread_died)
         self.shelf = Shelf(config.device.store, self._clock)
@@ -160,7 +161,7 @@ class Daemon:
             ),
             self._loader,
             tell=self._tell.model,
-            changed=self._report_models,
+            changed=self._report,
         )
         self._dispatcher = Dispatcher(
             self.identity,
@@ -168,7 +169,7 @@ class Daemon:
             clock_synced,
             {
                 "ping": ping(self.identity, self._clock),
-                "camera": camera(self._switch),
+                "camera": camera(self.cameras),
                 "reload": reload(self.keeper),
                 "variant": variant(self.keeper),
                 "set-budget": set_budget(self.budget),
@@ -176,7 +177,7 @@ class Daemon:
             observe=self._tell.command,
         )
         self._reread = Reread(
-            config, config_file, self.keeper, self.messaging, self._notifier, budget=self.budget.apply
+            config, config_file, self.keeper, self.cameras, self.messaging, self._notifier, budget=self.budget.apply
         )
         self._supervisor = Supervisor(
             self._look,
@@ -217,6 +218,8 @@ class Daemon:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_one_arena()
         token = None if config.web is None or config.web.token_file is None else read_token(config.web.token_file)
+        self.cameras.load()
+        self.keeper.count_cameras(self.cameras.cameras())
         self._loading = True
         try:
             self.keeper.load(self._keep_loading)
@@ -225,8 +228,7 @@ class Daemon:
         if self.stopping:
             return
         self.messaging.start(config.device.store)
-        for each in config.cameras:
-            self._add_camera(each)
+        self.cameras.start()
         sampler = self._sampler = self._make_sampler()
         # what is loaded by now stays for good: the collector need not walk it again and again
         gc.collect()
@@ -244,11 +246,13 @@ class Daemon:
         self._loader.start()
         self.messaging.obey(self._dispatcher)
         self.keeper.tell_start()
-        self._report_models()
-        self._notifier.ready(f"cameras: {len(config.cameras)}, models: {len(config.models)}")
+        self.cameras.tell_start()
+        self._report()
+        cameras = len(self.cameras.cameras())
+        self._notifier.ready(f"cameras: {cameras}, models: {len(config.models)}")
         self._threads.spawn("supervisor", self._supervise)
         device = self.identity.device
-        log.info("%s is running; cameras: %d, models: %d", device, len(config.cameras), len(config.models))
+        log.info("%s is running; cameras: %d, models: %d", device, cameras, len(config.models))
 
     @property
     def stopping(self) -> bool:
@@ -338,10 +342,6 @@ class Daemon:
         self._notifier.extend_timeout(int(LOAD_DEADLINE_S * 1e6))
         return not self.stopping
 
-    def _add_camera(self, config: CameraConfig) -> None:
-        source = self._open_source(config)
-        self.pipeline.add_camera(source, config.models, full_pace=config.pace == "max", priority=config.priority)
-
     def _make_sampler(self) -> Sampler:
         machine, hardware = self._machine, self._config.device.hardware
         if isinstance(machine.sensors, Unavailable):
@@ -358,10 +358,9 @@ class Daemon:
         if trouble is not None:
             self._tell.profile(trouble)
         return Governing(
-            self._config,
             self.pipeline,
             self.keeper,
-            self._switch,
+            self.cameras,
             self.budget.current,
             sampler,
             profile=profile,
@@ -374,12 +373,12 @@ class Daemon:
     def _window_sources(self, sampler: Sampler) -> WindowSources:
         return WindowSources(
             cut=self.pipeline.cut,
-            cameras=self.pipeline.cameras,
+            cameras=self.pipeline.cameras_of_cut,
             models=self._model_views,
             energy=sampler.energy,
             thermal=sampler.temperature,
             clock_synced=clock_synced,
-            fps_wanted=self._switch.wanted,
+            fps_wanted=self.cameras.wanted,
             operating=self.operating,
             seconds_above=sampler.seconds_above,
         )
@@ -403,7 +402,7 @@ class Daemon:
             history=self._history,
             judgement=self.health,
             models=self._model_views,
-            fps_wanted=self._switch.wanted,
+            cameras=self.cameras,
             keeper=self.keeper,
             shelf=self.shelf,
             budget=self.budget,
@@ -439,8 +438,12 @@ class Daemon:
                 views.append(ModelView(name, info.digest, info.variant, info.backend, resident.places, None))
         return views
 
-    def _report_models(self) -> None:
-        self.messaging.reported(self.keeper.reported())
+    def _report(self) -> None:
+        self.messaging.reported(self.keeper.reported(), self.cameras.reported())
+
+    def _cameras_changed(self) -> None:
+        self.keeper.count_cameras(self.cameras.cameras())
+        self._report()
 
     # --- on other threads
 
@@ -502,6 +505,7 @@ class Daemon:
                 *self._alarms,
                 *self.budget.unheld(),
                 *self.keeper.alarms(),
+                *self.cameras.alarms(),
                 *self.messaging.alarms(),
                 *(() if governing is None else governing.alarms()),
             ],
@@ -514,21 +518,3 @@ class Daemon:
         log.critical("%s; stopping", self._fatal)
         self._ending.set()
         self.request_stop()
-
-
-def _open_source(config: CameraConfig) -> Camera:
-    url = f"file:{bundled_media(config.source.location)}" if config.source.kind == "bundled" else config.url
-    return open_camera(
-        CameraOptions(
-            name=config.name,
-            url=url,
-            fps=config.fps,
-            pace=config.pace,
-            loop=config.loop,
-            transport=config.transport,
-            stall_s=config.stall_s,
-            backend=config.backend,
-            isolation=config.isolation,
-            ca_file=None if config.ca_file is None else str(config.ca_file),
-        )
-    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_runtime.app.budget import BudgetKeeper
+from edge_runtime.app.cameras import CameraKeeper
 from edge_runtime.app.health import Health as Judgement
 from edge_runtime.app.identity import clock_synced
 from edge_runtime.app.keeper import ModelKeeper
@@ -27,6 +28,7 @@ from edge_runtime.records.identity import Identity
 from edge_runtime.records.status import (
     BudgetNow,
     CameraNow,
+    DecodeTotals,
     FrameTotals,
     Health,
     LatencyTotals,
@@ -34,12 +36,13 @@ from edge_runtime.records.status import (
     PowerNow,
     StatusReport,
 )
-from edge_runtime.records.window import CacheCounts, CameraWindow, WindowReport
+from edge_runtime.records.window import CacheCounts, CameraWindow, SourceCounts, WindowReport
 from edge_runtime.telemetry.operating import ModelView, governor_now, operating_point
 from edge_runtime.web.door import Entry, StoredBundle
 
 KEPT_WINDOWS = 360
 STATUS_OF = {
+    "forbidden": 403,
     "unknown_command": 404,
     "in_progress": 409,
     "internal": 500,
@@ -62,13 +65,29 @@ class _Total:
     fps: float | None = None
 
 
+@dataclass(slots=True)
+class _Source:
+    """One camera, since it was added: it may have been replaced by another one of its name."""
+
+    counts: SourceCounts
+    decode: DecodeTotals | None
+
+
+_SOURCE = tuple(SourceCounts.model_fields)
+_NOTHING = _Source(SourceCounts(**dict.fromkeys(_SOURCE, 0)), None)
+
+
 class History:
-    """The last windows, and totals over all of them. Written by the windows' thread, read by any."""
+    """The last windows, and totals over all of them. Written by the windows' thread, read by any.
+
+    A camera that no window has any more is forgotten: one that comes back under its name begins anew.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._windows: deque[WindowReport] = deque(maxlen=KEPT_WINDOWS)
         self._totals: dict[tuple[str, str], _Total] = {}
+        self._sources: dict[str, _Source] = {}
         self._caches: dict[str, CacheCounts] = {}
         self._joules = 0.0
         self._violated_s = 0.0
@@ -80,8 +99,13 @@ class History:
                 self._joules += report.energy.joules
             if report.budget is not None:
                 self._violated_s += report.budget.violated_s or 0.0
+            there = {(camera.name, camera.model): camera for camera in report.cameras}
+            self._totals = {key: total for key, total in self._totals.items() if key in there}
             for camera in report.cameras:
                 self._count(camera)
+            # the same for every model of a camera
+            sources = {camera.name: camera for camera in report.cameras}
+            self._sources = {name: self._count_source(camera) for name, camera in sources.items()}
             for model in report.models:
                 if model.cache is not None:
                     before = self._caches.get(model.name, CacheCounts()).model_dump()
@@ -98,6 +122,20 @@ class History:
         total.fps = camera.fps
         old = dict(total.buckets)
         total.buckets = [(bound, old.get(bound, 0) + count) for bound, count in camera.latency_ms.buckets]
+
+    def _count_source(self, camera: CameraWindow) -> _Source:
+        before = self._sources.get(camera.name, _NOTHING)
+        counts = {key: getattr(before.counts, key) + getattr(camera.source, key) for key in _SOURCE}
+        decode = before.decode
+        if (now := camera.decode) is not None:
+            so_far = decode or DecodeTotals(cpu_s=0, saved_cpu_s=0, opened=0, backend=None)
+            decode = DecodeTotals(
+                cpu_s=round(so_far.cpu_s + now.cpu_s, 6),
+                saved_cpu_s=round(so_far.saved_cpu_s + now.saved_cpu_s, 6),
+                opened=so_far.opened + now.opened,
+                backend=now.backend,
+            )
+        return _Source(SourceCounts(**counts), decode)
 
     def renumber(self, report: WindowReport) -> None:
         """The same window, with the number under which it is published."""
@@ -124,6 +162,12 @@ class History:
         """What was asked of a model's cache; None where it has none."""
         with self._lock:
             return self._caches.get(model)
+
+    def source(self, name: str) -> tuple[SourceCounts | None, DecodeTotals | None]:
+        """What a camera's source gave, None before a window; and what that cost, None where nothing is decoded."""
+        with self._lock:
+            found = self._sources.get(name)
+            return (None, None) if found is None else (found.counts, found.decode)
 
     def camera(self, name: str, model: str) -> tuple[FrameTotals, LatencyTotals, float | None]:
         """Frames, latencies and the newest rate of a camera on a model."""
@@ -172,7 +216,7 @@ class DaemonDoor:
     history: History
     judgement: Callable[[], Judgement]
     models: Callable[[], Sequence[ModelView]]
-    fps_wanted: Callable[[], dict[str, float | None]]
+    cameras: CameraKeeper
     keeper: ModelKeeper
     shelf: Shelf
     budget: BudgetKeeper
@@ -213,22 +257,29 @@ class DaemonDoor:
             uptime_s=round((now_ns - self.identity.t_start_ns) / 1e9, 3),
             health=self.health(),
             cameras=self._cameras(now_ns, down),
+            cameras_removed=self.cameras.removed(),
             models=[self._model(model) for model in models],
             power=self._power(window),
             power_reason=self._power_reason(window),
             thermal=None if window is None else window.thermal,
             budget=self._budget(),
             governor=governor_now(operating),
-            operating_point=operating_point(operating, models, self.fps_wanted()),
+            operating_point=operating_point(operating, models, self.cameras.wanted()),
             mqtt=self.messaging.mqtt_now(),
             spool=self.messaging.spool_now(),
             window=window,
         )
 
     def _cameras(self, now_ns: int, down: dict[str, str]) -> list[CameraNow]:
-        wanted = self.fps_wanted()
+        wanted = self.cameras.wanted()
+        tables = {each.name: each for each in self.cameras.cameras()}
+        said = {each.name: each for each in self.cameras.reported()}
         cameras = []
         for view in self.pipeline.cameras():
+            table, switches = tables.get(view.name), said.get(view.name)
+            if table is None or switches is None:
+                continue  # it comes or goes just now
+            delivered, decode = self.history.source(view.name)
             for model in view.models:
                 frames, latency, fps = self.history.camera(view.name, model)
                 state, reason = view.status.state, view.status.reason
@@ -243,8 +294,14 @@ class DaemonDoor:
                         since_s=round(max(0, now_ns - view.status.since_ns) / 1e9, 3),
                         fps=fps,
                         fps_wanted=wanted.get(view.name),
+                        source=switches.source,
+                        address=table.source.shown,
+                        paused=switches.paused,
+                        cap_fps=switches.cap_fps,
                         frames=frames,
                         latency=latency if latency.buckets else None,
+                        delivered=delivered,
+                        decode=decode,
                     )
                 )
         return cameras

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from edge_runtime.app.budget import profile_path
-from edge_runtime.app.cameras import CameraSwitch
+from edge_runtime.app.cameras import CameraKeeper
 from edge_runtime.app.keeper import ModelKeeper
 from edge_runtime.app.machine import Machine
 from edge_runtime.config import Config
@@ -68,10 +68,9 @@ class Governing:
 
     def __init__(
         self,
-        config: Config,
         pipeline: Pipeline,
         keeper: ModelKeeper,
-        switch: CameraSwitch,
+        cameras: CameraKeeper,
         budget: Callable[[], Budget],
         sampler: Sampler,
         *,
@@ -81,10 +80,9 @@ class Governing:
         tell: Tell,
         on_death: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self._config = config
         self._pipeline = pipeline
         self._keeper = keeper
-        self._switch = switch
+        self._cameras = cameras
         self._budget = budget
         self._sampler = sampler
         self._profile = profile
@@ -110,7 +108,7 @@ class Governing:
         # with what the sampler has read before: the first look must not be one without power
         self._t_power_ns = self._t_ns - FIRST_NS
         self._power_w: float | None = None
-        self._decoded: dict[str, int] = {}
+        self._decoded: dict[int, int] = {}
         self._work: dict[str, Work] = {}
         self._cached: dict[str, int] = {}
         self._t_oc3_s = -math.inf
@@ -197,12 +195,12 @@ class Governing:
                 pipe.desk.set_latency_limit(None if latency_ms is None else latency_ms / 1e3)
 
     def _site(self, clocks_hz: tuple[float, ...]) -> Site:
-        wanted = self._switch.wanted()
+        wanted = self._cameras.wanted()
         cameras = tuple(
             CameraSite(
                 each.name, each.models, wanted.get(each.name), each.min_fps or 0.0, each.priority, each.pace == "max"
             )
-            for each in self._config.cameras
+            for each in self._cameras.cameras()
         )
         models = tuple(self._known(model) for model in self._keeper.site_models() if model.variants)
         return Site(cameras, models, clocks_hz, self._period_s())
@@ -264,7 +262,7 @@ class Governing:
             span_s=max(1e-3, (now_ns - since_ns) / 1e9),
             power_w=power_w,
             tj_c=tj_c,
-            cameras=self._cameras(),
+            cameras=self._seen(),
             models={model.name: self._model(model.name, since_ns) for model in site.models},
             power_reason=power_reason,
             tj_reason=tj_reason,
@@ -294,13 +292,12 @@ class Governing:
             return self._power_w, None
         return None, self._sampler.none_reason or f"the last reading is {age_s:.1f} s old"
 
-    def _cameras(self) -> dict[str, CameraSeen]:
-        seen = {}
+    def _seen(self) -> dict[str, CameraSeen]:
+        seen, before, self._decoded = {}, self._decoded, {}
         for view in self._pipeline.cameras():
-            decoded = view.source.decoded
-            before = self._decoded.get(view.name, decoded)
-            self._decoded[view.name] = decoded
-            seen[view.name] = CameraSeen(max(0, decoded - before), view.status.state == "up")
+            decoded = self._decoded[view.serial] = view.source.decoded
+            offered = max(0, decoded - before.get(view.serial, decoded))
+            seen[view.name] = CameraSeen(offered, view.status.state == "up")
         return seen
 
     def _model(self, name: str, since_ns: int) -> ModelSeen:
@@ -325,7 +322,7 @@ class Governing:
     def _act(self, point: OperatingPoint) -> None:
         """Apply a point. On the governor's thread, and on the one that calls `check`, never at the same time."""
         for name, fps in point.fps.items():
-            self._switch.limit(name, fps)
+            self._cameras.limit(name, fps)
         # all of it every time: a configuration that was read again, or another engine, may have changed it meanwhile
         complete = True
         for name, variant in point.variants.items():

@@ -16,7 +16,7 @@ from edge_runtime.app.models import BACKEND, ladder_of, lanes_for, load_variant,
 from edge_runtime.app.outcome import Source, describe, outcome, passing
 from edge_runtime.app.shelf import Shelf
 from edge_runtime.app.swap import Swapper, Target, Wish
-from edge_runtime.config import Config, ModelConfig
+from edge_runtime.config import CameraConfig, Config, ModelConfig
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.slot import Resident
 from edge_runtime.errors import BundleError, EdgeError, EngineError
@@ -82,10 +82,13 @@ class ModelKeeper:
         self._lock = threading.Lock()
         self._under_change: set[str] = set()
         lanes = lanes_for(config.models)
-        self._kept = {
-            each.name: _Kept(each, lanes[each.name], sum(each.name in camera.models for camera in config.cameras), each)
-            for each in config.models
-        }
+        self._kept = {each.name: _Kept(each, lanes[each.name], 0, each) for each in config.models}
+        self.count_cameras(config.cameras)
+
+    def count_cameras(self, cameras: Sequence[CameraConfig]) -> None:
+        """From now on these feed the models: what is loaded next is loaded for so many. Any thread."""
+        for name, kept in self._kept.items():
+            kept.streams = sum(name in camera.models for camera in cameras)
 
     # --- the start
 

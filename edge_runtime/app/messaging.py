@@ -19,7 +19,7 @@ from edge_runtime.mqtt.link import MqttLink
 from edge_runtime.mqtt.session import Incoming
 from edge_runtime.mqtt.settings import BrokerSettings, Presence
 from edge_runtime.records import messages
-from edge_runtime.records.events import Reported, ReportedModel, Severity
+from edge_runtime.records.events import Reported, ReportedCamera, ReportedModel, Severity
 from edge_runtime.records.frames import FrameResult
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.status import MqttNow, SpoolLane, SpoolNow
@@ -137,7 +137,7 @@ class Messaging:
         if self._publish_result is not None:
             self._publish_result(result)
 
-    def reported(self, models: Sequence[ReportedModel]) -> None:
+    def reported(self, models: Sequence[ReportedModel], cameras: Sequence[ReportedCamera]) -> None:
         """What runs, retained."""
         if self.link is not None:
             report = Reported(
@@ -149,6 +149,7 @@ class Messaging:
                 t_utc=utc_text(self._clock.utc()),
                 clock_synced=clock_synced(),
                 models=list(models),
+                cameras=list(cameras),
                 config_digest=self.config_digest,
             )
             self.link.set_retained(f"{self._topics.root}/reported", report.to_json())

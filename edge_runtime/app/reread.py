@@ -1,7 +1,7 @@
 """SIGHUP: the configuration is read again, and what can change while cameras run is taken over.
 
-A configuration that is wrong changes nothing. Cameras and everything else but `[[model]]` and `[budget]` need a
-restart; whoever changed them is told.
+A configuration that is wrong changes nothing. Everything but `[[camera]]`, `[[model]]` and `[budget]` needs a restart;
+whoever changed it is told.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from edge_runtime.app.cameras import CameraKeeper
 from edge_runtime.app.keeper import ModelKeeper
 from edge_runtime.app.messaging import Messaging
 from edge_runtime.app.sd_notify import Notifier
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 
 _TABLES = {
     "device": "[device]",
-    "cameras": "[[camera]]",
     "mqtt": "[mqtt]",
     "telemetry": "[telemetry]",
     "web": "[web]",
@@ -39,6 +39,7 @@ class Reread:
         config: Config,
         file: Path | None,
         keeper: ModelKeeper,
+        cameras: CameraKeeper,
         messaging: Messaging,
         notifier: Notifier,
         budget: Callable[[BudgetConfig | None], None],
@@ -46,6 +47,7 @@ class Reread:
         self._config = config
         self._file = file
         self._keeper = keeper
+        self._cameras = cameras
         self._messaging = messaging
         self._notifier = notifier
         self._budget = budget
@@ -79,12 +81,20 @@ class Reread:
         if _profile_of(config) != _profile_of(self._config):
             left.append("[budget] profile: changed, needs a restart")
         left += self._keeper.apply(config)
+        # after the models: a camera goes to one that is there
+        left += self._take_over_cameras(config)
         if left:
             self._tell("warning", "the configuration was read again; not taken over: " + "; ".join(left))
             return
         self._messaging.config_digest = config.digest
         self._tell("info", "the configuration was read again and is in force")
-        self._messaging.reported(self._keeper.reported())
+        self._messaging.reported(self._keeper.reported(), self._cameras.reported())
+
+    def _take_over_cameras(self, config: Config) -> list[str]:
+        try:
+            return self._cameras.apply(config.cameras)
+        except EdgeError as error:
+            return [f"[[camera]]: every camera runs on as it did: {error}"]
 
     def _tell(self, severity: Severity, text: str) -> None:
         for line in text.splitlines():

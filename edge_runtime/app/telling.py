@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from edge_runtime.app.messaging import Messaging
 from edge_runtime.control.dispatcher import Door
 from edge_runtime.hardware.sampler import Sampler
-from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraView
+from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraStatus, CameraView
 from edge_runtime.records.commands import Reply
 from edge_runtime.records.events import Scalar, Severity
 from edge_runtime.records.governing import Budget, Decision, GovernorSample, GovernorWord, OperatingPoint
@@ -24,6 +24,10 @@ LEVELS: Mapping[Severity, int] = {"info": logging.INFO, "warning": logging.WARNI
 
 POINT_EVENT_NS = 10_000_000_000
 """While the governor looks for its way the point may change several times a second, which would fill the spool."""
+FLAP_EVENT_NS = 10_000_000_000
+"""A camera that goes to and fro between the same two states is told of at most once in this time ..."""
+FLAP_NS = 60_000_000_000
+"""... where it has gone the same way within this time before."""
 
 
 class Teller:
@@ -31,24 +35,34 @@ class Teller:
 
     def __init__(self, messaging: Messaging) -> None:
         self._messaging = messaging
-        self._camera_states: dict[str, str] = {}
+        self._camera_states: dict[int, _CameraTold] = {}
         self._governor = _GovernorTold()
 
     def cameras(self, views: Iterable[CameraView]) -> None:
-        """An event for every camera whose state is another one than at the last look."""
+        """An event for every camera whose state is another one than the one that was told last.
+
+        Of a camera that flaps not every change; what it came to is told in the end, with how many were left out.
+        """
+        known, self._camera_states = self._camera_states, {}
         for view in views:
-            state, reason = view.status.state, view.status.reason
-            before = self._camera_states.get(view.name)
-            if state == before or state == "starting" or reason == STOPPED_ON_REQUEST:
-                continue
-            self._camera_states[view.name] = state
-            if (events := self._messaging.events) is not None:
+            told = self._camera_states[view.serial] = known.get(view.serial) or _CameraTold()
+            change = told.look(view.status, time.monotonic_ns())
+            if change is not None and (events := self._messaging.events) is not None:
+                state, reason = view.status.state, view.status.reason
                 bad = state in ("down", "stalled")
                 text = f"camera {view.name} is {state}" + (f": {reason}" if reason else "")
+                if change.left_out:
+                    text += f" ({change.left_out} changes before it were not told)"
                 events.emit(
                     "camera", text, severity="warning" if bad else "info", camera=view.name, state=state,
-                    reason=reason, before=before,
+                    reason=reason, before=change.before, before_s=change.before_s, left_out=change.left_out,
                 )  # fmt: skip
+
+    def camera(self, severity: Severity, text: str, data: Mapping[str, Scalar]) -> None:
+        """A camera was added, removed or changed, or could not be as it was wanted."""
+        log.log(LEVELS[severity], "%s", text)
+        if (events := self._messaging.events) is not None:
+            events.emit("camera", text, severity=severity, **data)
 
     def command(self, name: str, door: Door, reply: Reply) -> None:
         """A command was obeyed or not."""
@@ -113,6 +127,51 @@ class Teller:
 
 def _pairs(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+class _Change(NamedTuple):
+    """From which state a camera came, after how many seconds in it (None: nobody saw it begin), and how many changes
+    since the last event were left out."""
+
+    before: str
+    before_s: float | None
+    left_out: int
+
+
+class _CameraTold:
+    """What was told of one camera."""
+
+    def __init__(self) -> None:
+        self._told = "starting"
+        self._seen: CameraStatus | None = None
+        self._before: tuple[str, float | None] = ("starting", None)
+        self._t_told_ns: dict[tuple[str, str], int] = {}
+        self._left_out = 0
+
+    def look(self, now: CameraStatus, now_ns: int) -> _Change | None:
+        """What has to be told now; None: nothing."""
+        if now.reason == STOPPED_ON_REQUEST or (now.state == "starting" and self._seen is not None):
+            return None  # a start is only told by what comes of it
+        seen, self._seen = self._seen, now
+        changed = now.state != ("starting" if seen is None else seen.state)
+        if changed:
+            self._before = ("starting", None)
+            if seen is not None:
+                self._before = (seen.state, round(max(0, now.since_ns - seen.since_ns) / 1e9, 3))
+        if now.state == "starting" or (now.state == self._told and not changed):
+            return None
+        way = (self._before[0], now.state)
+        there, back = (now_ns - self._t_told_ns.get(each, -FLAP_NS) for each in (way, way[::-1]))
+        if there < FLAP_NS and min(there, back) < FLAP_EVENT_NS:
+            self._left_out += changed
+            return None
+        if now.state == self._told:
+            return None  # it came back to what was told before anybody was told otherwise
+        self._t_told_ns[way] = now_ns
+        self._told = now.state
+        # one that is told late was counted when it came
+        left_out, self._left_out = max(0, self._left_out - (not changed)), 0
+        return _Change(*self._before, left_out)
 
 
 class _GovernorTold:

@@ -8,7 +8,7 @@ import math
 
 from edge_runtime.cli.control import add_daemon_arguments, execute, find_daemon
 from edge_runtime.cli.status import budget_text
-from edge_runtime.errors import EXIT_DONE, NotThereError
+from edge_runtime.errors import EXIT_DONE
 
 _KEYS = ("power_w", "temperature_c", "latency_p99_ms")
 _USAGE = frozenset({"invalid", "unknown_command"})
@@ -46,12 +46,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = {key: value for key in _KEYS if (value := getattr(args, key)) is not ...}
     place, report = find_daemon(args)
     if wanted:
-        try:
-            result = execute(place, "set-budget", wanted, usage=_USAGE, failed=_FAILED)
-        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
-            raise NotThereError(
-                "the daemon has ended", code="no_daemon", where=str(place), remedy="look at its log"
-            ) from error
+        result = execute(place, "set-budget", wanted, usage=_USAGE, failed=_FAILED)
         found = report.get("budget")
         report["budget"] = {**(found if isinstance(found, dict) else {}), **result, "set_by": "command"}
     print(json.dumps(report.get("budget"), indent=2) if args.json else f"budget: {budget_text(report)}")

@@ -112,6 +112,20 @@ def request(
     return response.status, data
 
 
+def request_found(
+    path: Path, method: str, target: str, body: bytes | Iterable[bytes] | None, *, timeout_s: float
+) -> tuple[int, bytes]:
+    """`request`, of a daemon that has been found. Raises EdgeError, NotThereError where it has ended since."""
+    try:
+        return request(path, method, target, body, timeout_s=timeout_s)
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
+        raise NotThereError(
+            "the daemon has ended", code="no_daemon", where=str(path), remedy="look at its log"
+        ) from error
+    except PermissionError as error:
+        raise _denied(path) from error
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
@@ -153,10 +167,10 @@ def execute(
     """A command on a control socket, and its result.
 
     Raises UsageError for errors whose code is in `usage`, EdgeError for those in `failed` and where the daemon does not
-    answer, RefusedError for all others.
+    answer, NotThereError where it has ended meanwhile, RefusedError for all others.
     """
     body = json.dumps({"args": args}).encode()
-    status, answer = request(path, "POST", f"/api/command/{name}", body, timeout_s=timeout_s)
+    status, answer = request_found(path, "POST", f"/api/command/{name}", body, timeout_s=timeout_s)
     try:
         reply = json.loads(answer)
     except ValueError:

@@ -63,6 +63,14 @@ def build_parser() -> argparse.ArgumentParser:
     budget_command.add_arguments(budget)
     budget.set_defaults(handler=budget_command.run)
 
+    camera = commands.add_parser(
+        "camera", help="list, add, change, remove, pause or cap cameras of the running daemon", description=_CAMERA
+    )
+    from edge_runtime.cli import camera as camera_command
+
+    camera_command.add_arguments(camera)
+    camera.set_defaults(handler=camera_command.run)
+
     check = commands.add_parser("check-config", help="say whether a configuration is valid, and if not, why and where")
     check.add_argument("config", type=Path, metavar="CONFIG", nargs="?")
     check.add_argument("--print-default", action="store_true", help="print the default configuration, to start from")
@@ -97,6 +105,12 @@ _RELOAD = (
     "Sends BUNDLE to the running daemon, which proves it in a process of its own, loads it beside the old one, "
     "exchanges the two between batches, and goes back where the new one fails. Waits for the outcome. What was "
     "reloaded last also runs after the next start, until --reset. Exits 3 where the model was refused or taken back."
+)
+
+
+_CAMERA = (
+    "Changes cameras of the running daemon; the others notice nothing. What is changed is kept over starts, until it "
+    "is reset. Exits 2 for keys that are wrong, 3 where the change is refused: then everything is as it was."
 )
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.cli.control import add_daemon_arguments, checked_reply, clean, execute, find_daemon, request
+from edge_runtime.cli.control import add_daemon_arguments, checked_reply, clean, execute, find_daemon, request_found
 from edge_runtime.errors import EXIT_DONE, UsageError
 
 if TYPE_CHECKING:
@@ -135,5 +135,5 @@ def _upload(place: Path, bundle: Bundle, *, quiet: bool) -> str:
 
     if not quiet:
         print(f"sending {bundle.name} {bundle.digest[:19]} ...", file=sys.stderr)
-    status, body = request(place, "PUT", "/api/bundles", tar_bundle(bundle), timeout_s=OUTCOME_S)
+    status, body = request_found(place, "PUT", "/api/bundles", tar_bundle(bundle), timeout_s=OUTCOME_S)
     return str(checked_reply(place, status, body)["digest"])

@@ -76,7 +76,7 @@ def describe(report: Mapping[str, Any]) -> str:
     health = _map(report, "health")
     lines = [
         f"{clean(report.get('device'))}  edge-runtime {clean(report.get('version'))}, "
-        f"up {_duration(report.get('uptime_s'))}",
+        f"up {duration_text(report.get('uptime_s'))}",
         f"health   {clean(health.get('state'))}",
         *(f"         - {clean(reason)}" for reason in health.get("reasons") or []),
         f"power    {_power(report)}",
@@ -91,15 +91,17 @@ def describe(report: Mapping[str, Any]) -> str:
             clean(each.get("name")),
             clean(each.get("model")),
             clean(each.get("state")),
-            _duration(each.get("since_s")),
-            _number(each.get("fps"), 1),
+            duration_text(each.get("since_s")),
+            number_text(each.get("fps"), 1),
             *(_count(each, key) for key in ("completed", "stale", "dropped", "failed")),
             clean(each.get("reason") or ""),
         )
         for each in report.get("cameras") or []
     ]
     header = ("CAMERA", "MODEL", "STATE", "SINCE", "FPS", "DONE", "STALE", "DROPPED", "FAILED", "REASON")
-    lines += ["", *_table(header, cameras, right=range(3, 9))]
+    lines += ["", *table_lines(header, cameras, right=range(3, 9))]
+    if (touched := touched_text(report)) is not None:
+        lines.append(touched)
     models = [
         (
             clean(each.get("name")),
@@ -112,25 +114,35 @@ def describe(report: Mapping[str, Any]) -> str:
         )
         for each in report.get("models") or []
     ]
-    lines += ["", *_table(("MODEL", "STATE", "VARIANT", "BACKEND", "ENGINE", "WANTED BY", "REASON"), models)]
+    lines += ["", *table_lines(("MODEL", "STATE", "VARIANT", "BACKEND", "ENGINE", "WANTED BY", "REASON"), models)]
     return "\n".join(lines)
+
+
+def touched_text(report: Mapping[str, Any]) -> str | None:
+    """Which cameras are not as the configuration has them; None where all are."""
+    cameras = {clean(each.get("name")) for each in report.get("cameras") or [] if each.get("source") == "overlay"}
+    removed = [clean(name) for name in report.get("cameras_removed") or []]
+    parts = [
+        f"{word}: {', '.join(sorted(names))}" for word, names in (("changed", cameras), ("removed", removed)) if names
+    ]
+    return f"by commands {'; '.join(parts)} (see edge-runtime camera)" if parts else None
 
 
 def _power(report: Mapping[str, Any]) -> str:
     parts = []
     power = report.get("power")
     if isinstance(power, Mapping):
-        parts.append(f"{_number(power.get('watts'), 2)} W ({clean(power.get('source'))})")
-        parts.append(f"{_number(power.get('joules_total'), 0)} J since the start")
+        parts.append(f"{number_text(power.get('watts'), 2)} W ({clean(power.get('source'))})")
+        parts.append(f"{number_text(power.get('joules_total'), 0)} J since the start")
     else:
         parts.append(f"not measured: {clean(report.get('power_reason') or 'unknown')}")
     ratio = _map(report, "window").get("fps_per_watt")
     if ratio is not None:
-        parts.append(f"{_number(ratio, 2)} fps/W")
+        parts.append(f"{number_text(ratio, 2)} fps/W")
     thermal = report.get("thermal")
     if isinstance(thermal, Mapping):
         slowed = ", throttling" if thermal.get("throttling") else ""
-        parts.append(f"Tj {_number(thermal.get('tj_c'), 1)} C{slowed}")
+        parts.append(f"Tj {number_text(thermal.get('tj_c'), 1)} C{slowed}")
     return ", ".join(parts)
 
 
@@ -145,7 +157,7 @@ def budget_text(report: Mapping[str, Any]) -> str:
         return "none"
     parts.append(f"set by the {clean(budget.get('set_by') or '?')}")
     if budget.get("violated_s"):
-        parts.append(f"above the power budget for {_number(budget['violated_s'], 1)} s since the start")
+        parts.append(f"above the power budget for {number_text(budget['violated_s'], 1)} s since the start")
     return ", ".join(parts)
 
 
@@ -155,7 +167,8 @@ def _governor(report: Mapping[str, Any]) -> str:
     point = _map(report, "operating_point")
     fps = _map(point, "fps")
     limits = [
-        f"{clean(name)} {_number(fps.get(name), 1)} fps for {clean(why)}" for name, why in _map(point, "limits").items()
+        f"{clean(name)} {number_text(fps.get(name), 1)} fps for {clean(why)}"
+        for name, why in _map(point, "limits").items()
     ]
     return f"{text} ({', '.join(limits)})" if limits else text
 
@@ -165,7 +178,7 @@ def _broker(mqtt: object) -> str:
         return "none configured"
     state = "connected" if mqtt.get("connected") else f"away: {clean(mqtt.get('reason') or 'unknown')}"
     counts = [f"{mqtt[key]} {word}" for key, word in _BROKER_COUNTS if mqtt.get(key)]
-    return ", ".join([f"{state} for {_duration(mqtt.get('since_s'))}", *counts])
+    return ", ".join([f"{state} for {duration_text(mqtt.get('since_s'))}", *counts])
 
 
 _BROKER_COUNTS = (
@@ -196,11 +209,13 @@ def _count(camera: Mapping[str, Any], key: str) -> str:
     return str(sum(value.values()) if isinstance(value, Mapping) else "-" if value is None else value)
 
 
-def _number(value: object, digits: int) -> str:
+def number_text(value: object, digits: int) -> str:
+    """A number with so many digits after the point; "-" where there is none."""
     return f"{value:.{digits}f}" if isinstance(value, (int, float)) else "-"
 
 
-def _duration(seconds: object) -> str:
+def duration_text(seconds: object) -> str:
+    """Seconds as people say them; "-" where there are none."""
     if not isinstance(seconds, (int, float)):
         return "-"
     whole = int(seconds)
@@ -212,7 +227,8 @@ def _duration(seconds: object) -> str:
     return f"{days} d {hours} h" if days else f"{hours} h {whole % 3600 // 60} min"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """Columns below a header, those in `right` against their right edge."""
     every = [header, *rows]
     widths = [max(len(row[column]) for row in every) for column in range(len(header))]
     to_right = set(right)

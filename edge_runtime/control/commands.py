@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from pydantic import JsonValue
 
 from edge_runtime.clock import Clock
+from edge_runtime.errors import EdgeError, RefusedError
 from edge_runtime.records.commands import (
     CameraArgs,
+    CameraResult,
     PingArgs,
     ReloadArgs,
     ReloadResult,
@@ -22,6 +24,12 @@ from edge_runtime.records.identity import Identity
 from edge_runtime.records.window import Payload
 
 ArgsT = TypeVar("ArgsT", bound=Payload)
+
+Door = Literal["mqtt", "socket", "http"]
+"""Where a command came in."""
+
+Forbid = Callable[[Mapping[str, JsonValue], Door], "EdgeError | None"]
+"""Why a command may not come in at a door with these arguments, which nobody has checked yet; None: it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +46,33 @@ class CommandSpec(Generic[ArgsT]):
     budget_s: float = 2.0
     slow: bool = False
     """Takes seconds or minutes by its nature: whoever brings commands one by one does not wait for it."""
+    forbid: Forbid | None = None
 
 
 class CameraControl(Protocol):
-    """What can be done to configured cameras. Every method raises EdgeError for a name that is not configured."""
+    """What can be done to cameras. Every method raises EdgeError where nothing was done: for a name that is not there,
+    for keys that are wrong."""
 
-    def pause(self, name: str) -> None: ...
+    def pause(self, name: str) -> CameraResult: ...
 
-    def resume(self, name: str) -> None: ...
+    def resume(self, name: str) -> CameraResult: ...
 
-    def cap(self, name: str, fps: float | None) -> None:
+    def cap(self, name: str, fps: float | None) -> CameraResult:
         """At most `fps` frames per second; None lifts the cap."""
+        ...
+
+    def add(self, table: Mapping[str, JsonValue]) -> CameraResult:
+        """A camera by the keys of a [[camera]]; one that is null counts as left out."""
+        ...
+
+    def change(self, name: str, keys: Mapping[str, JsonValue]) -> CameraResult:
+        """Other values for some of its keys; null takes a key out."""
+        ...
+
+    def remove(self, name: str) -> CameraResult: ...
+
+    def reset(self, name: str | None) -> CameraResult:
+        """Back to what the configuration says of it, or of all."""
         ...
 
 
@@ -82,19 +106,49 @@ def ping(identity: Identity, clock: Clock) -> CommandSpec[PingArgs]:
     return CommandSpec(PingArgs, run)
 
 
+CAMERA_BUDGET_S = 10.0
+"""A camera that is to be opened anew may take seconds to let go of its device."""
+ANYWHERE = frozenset({"pause", "resume", "cap"})
+"""Actions on a camera that no address comes with."""
+
+
 def camera(control: CameraControl) -> CommandSpec[CameraArgs]:
-    """`camera`: pause, resume or cap a configured camera. Never more: an address could start a program."""
+    """`camera`: pause, resume or cap a camera; on the control socket also add, change, remove and reset."""
 
     def run(args: CameraArgs) -> JsonValue:
-        if args.action == "pause":
-            control.pause(args.name)
-        elif args.action == "resume":
-            control.resume(args.name)
-        else:
-            control.cap(args.name, args.fps)
-        return {"name": args.name, "action": args.action, "fps": args.fps}
+        return _obey(control, args).model_dump(mode="json")
 
-    return CommandSpec(CameraArgs, run)
+    return CommandSpec(CameraArgs, run, budget_s=CAMERA_BUDGET_S, forbid=_only_on_the_socket)
+
+
+def _obey(control: CameraControl, args: CameraArgs) -> CameraResult:
+    name = args.name or ""
+    if args.action == "pause":
+        return control.pause(name)
+    if args.action == "resume":
+        return control.resume(name)
+    if args.action == "cap":
+        return control.cap(name, args.fps)
+    if args.action == "add":
+        return control.add(args.camera or {})
+    if args.action == "change":
+        return control.change(name, args.camera or {})
+    if args.action == "remove":
+        return control.remove(name)
+    return control.reset(args.name)
+
+
+def _only_on_the_socket(args: Mapping[str, JsonValue], door: Door) -> EdgeError | None:
+    """Whoever may write to a broker or has the web's token may not start programs here."""
+    action = args.get("action")
+    if door == "socket" or action in ANYWHERE or not isinstance(action, str):
+        return None
+    return RefusedError(
+        "from here cameras are only paused, resumed and capped: the address of one can start a program",
+        code="forbidden",
+        where="args.action",
+        remedy="add, change, remove and reset them on the device: `edge-runtime camera`, or in its configuration",
+    )
 
 
 def set_budget(control: BudgetControl) -> CommandSpec[SetBudgetArgs]:

@@ -13,21 +13,24 @@ import itertools
 import json
 import logging
 import re
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from edge_runtime.clock import Clock, utc_text
-from edge_runtime.control.commands import CommandSpec
+from edge_runtime.control.commands import CommandSpec, Door
 from edge_runtime.control.once import Errand, Memory
 from edge_runtime.errors import EdgeError
 from edge_runtime.records.commands import Command, CommandError, Reply
 from edge_runtime.records.identity import Identity
+from edge_runtime.source_url import redact_text
 
 log = logging.getLogger(__name__)
 
-Door = Literal["mqtt", "socket", "http"]
+__all__ = ["Dispatcher", "Door", "Observe"]
+
 Observe = Callable[[str, Door, Reply], None]
 
 MAX_BYTES = 64 * 1024
@@ -107,8 +110,8 @@ class Dispatcher:
             )
         except _No as no:
             reply = self._reply(command_id, error=no.error)
-        except Exception as error:
-            log.exception("command %r failed", name)
+        except Exception as error:  # noqa: BLE001  told, without an address that may be in it
+            log.error("command %r failed: %s", name, redact_text(traceback.format_exc()))
             reply = self._reply(command_id, error=_internal(error))
         self._tell(name, door, reply)
         return None if reply.id is None and door == "mqtt" else reply
@@ -158,6 +161,8 @@ class Dispatcher:
             )
         command = _validated(Command, document, "")
         keep_s = self._check_expiry(command, door)
+        if spec.forbid is not None and (no := spec.forbid(command.args, door)) is not None:
+            raise _No(no.code, no.message, where=no.where, remedy=no.remedy)
         args = _validated(spec.args, command.args, "args.")
         if command.id is None:
             reply = self._obey(name, spec, args, None)
@@ -220,8 +225,8 @@ class Dispatcher:
             return self._reply(command_id, result=result)
         except EdgeError as error:
             return self._reply(command_id, error=_edge_error(error))
-        except Exception as error:
-            log.exception("command %r failed", name)
+        except Exception as error:  # noqa: BLE001  told, without an address that may be in it
+            log.error("command %r failed: %s", name, redact_text(traceback.format_exc()))
             return self._reply(command_id, error=_internal(error))
         finally:
             took_s = (self._clock.monotonic_ns() - start_ns) / 1e9
@@ -296,7 +301,7 @@ def _edge_error(error: EdgeError) -> CommandError:
 def _internal(error: Exception) -> CommandError:
     return CommandError(
         code="internal",
-        message=_clean(f"{type(error).__name__}: {error}"),
+        message=_clean(f"{type(error).__name__}: {redact_text(str(error))}"),
         where=None,
         remedy="see the log of the daemon",
         retryable=False,

@@ -34,7 +34,8 @@ class Desk:
 
     `batch_timeout_s`: how long after its capture a frame may wait for company. `grace_s`: how long after
     its batch was closed a writer may still come; then its place is voided and its frame fails as `late`.
-    `split`: claimers (preprocess workers) and runners (the GPU's owner) are different threads.
+    `split`: claimers (preprocess workers) and runners (the GPU's owner) are different threads. `exchanged` is called
+    after the ladder has become another one, on the thread that changed it, holding nothing.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Desk:
         grace_s: float = 1.0,
         split: bool = False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        exchanged: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
         self.lanes = lanes
@@ -59,6 +61,7 @@ class Desk:
         self._work = threading.Condition(self._monitor)
         self._split = split
         self._clock_ns = clock_ns
+        self._exchanged = exchanged
         self._mailboxes: list[Mailbox] = []
         self._ready = ReadyQueue()
         self._open: Batch | None = None
@@ -108,6 +111,11 @@ class Desk:
             self._mailboxes.remove(mailbox)
             self._drop_waiting(mailbox, "removed")
             self._work.notify_all()
+
+    def set_priority(self, mailbox: Mailbox, priority: int) -> None:
+        """From the next claim on, its frames go before those of a lower priority."""
+        with self._monitor:
+            mailbox.priority = priority
 
     def put(self, mailbox: Mailbox, entry: Entry) -> bool:
         """Let a captured frame wait for a place. At full pace this waits for room.
@@ -275,6 +283,7 @@ class Desk:
             self._exchange(resident, reason, others, after)
             held_ns = self._clock_ns() - start_ns
         self._settle_after(after)
+        self._exchanged()
         return held_ns
 
     def choose(self, variant: str) -> bool:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from edge_runtime.camera.protocol import Camera
 from edge_runtime.engine.slot import EngineSlot, Resident
-from edge_runtime.errors import EngineError
+from edge_runtime.errors import EdgeError, EngineError
 from edge_runtime.pipeline.cache import AnswerCache
 from edge_runtime.pipeline.desk import Desk
 from edge_runtime.pipeline.lanes import BusyClock, LaneLoop
 from edge_runtime.pipeline.ledger import Ledger, Stream
 from edge_runtime.pipeline.mailbox import Mailbox
 from edge_runtime.records.activity import CacheMode, LedgerCut
-from edge_runtime.records.cameras import CameraView
+from edge_runtime.records.cameras import REMOVED, CameraStatus, CameraView
 from edge_runtime.records.frames import FrameResult
 from edge_runtime.threads import ThreadGroup
 
@@ -53,13 +54,35 @@ class Work:
     frames: int
 
 
-@dataclass(slots=True)
+_Target = tuple[Desk, Mailbox, Stream]
+
+
+@dataclass(slots=True, eq=False)
 class _Feed:
-    """A camera at work, with the streams and mailboxes that its frames go to."""
+    """A camera at work, with the streams and mailboxes that its frames go to.
+
+    `targets` is another tuple whenever its models change: a frame goes to those that were there when it came.
+    `ended`: its capture thread brings nothing any more. `told`: its last counts were cut.
+    """
 
     camera: Camera
+    serial: int
     full_pace: bool = False
-    targets: list[tuple[Desk, Mailbox, Stream]] = field(default_factory=list)
+    priority: int = 0
+    targets: tuple[_Target, ...] = ()
+    thread: threading.Thread | None = None
+    t_removed_ns: int = 0
+    ended: bool = False
+    told: bool = False
+
+    def view(self) -> CameraView:
+        status = self.camera.status()
+        if self.t_removed_ns:
+            status = CameraStatus("stopped", REMOVED, self.t_removed_ns)
+        models = tuple(desk.model for desk, _, _ in self.targets)
+        return CameraView(
+            self.camera.name, models, status, self.camera.source(), self.camera.effort(), serial=self.serial
+        )
 
 
 class Pipeline:
@@ -74,7 +97,10 @@ class Pipeline:
         self._on_result = on_result
         self._models: dict[str, ModelPipe] = {}
         self._feeds: dict[str, _Feed] = {}
+        self._removed: list[_Feed] = []
+        self._serials = itertools.count(1)
         self._lock = threading.Lock()
+        self._expecting = threading.Lock()  # else what a camera is told last might be what was found out first
         self._capture_threads = ThreadGroup(on_death)
         self._lane_threads = ThreadGroup(on_death)
         self._started = False
@@ -105,6 +131,7 @@ class Pipeline:
             lanes=lanes,
             batch_timeout_s=batch_timeout_s,
             grace_s=min(1.0, timeout_s),
+            exchanged=lambda: self._exchanged(name),
         )
         model = ModelPipe(name, desk, BusyClock(lanes), int(timeout_s * 1e9), AnswerCache(cache, cache_max_age_s))
         self._models[name] = model
@@ -113,16 +140,44 @@ class Pipeline:
         return model
 
     def add_camera(self, camera: Camera, models: Sequence[str], *, full_pace: bool = False, priority: int = 0) -> None:
-        """A camera whose frames go to every one of `models`. The pipeline reads and closes it."""
-        feed = _Feed(camera, full_pace)
-        for name in models:
-            desk = self._models[name].desk
-            stream = self.ledger.open_stream(camera.name, name, self._on_result, patient=full_pace)
-            feed.targets.append((desk, desk.attach(stream, full_pace=full_pace, priority=priority), stream))
+        """A camera whose frames go to every one of `models`. The pipeline reads and closes it, unless this raises:
+        EdgeError (code "stopping") after `stop`, RuntimeError where no thread can be had."""
+        feed = _Feed(camera, next(self._serials), full_pace, priority)
         with self._lock:
+            if self._stopped:
+                raise EdgeError("the daemon is stopping", code="stopping", where=camera.name, retryable=True)
+            feed.targets = tuple(self._attach(feed, name) for name in models)
             self._feeds[camera.name] = feed
-        if self._started:
-            self._start_capture(feed)
+            if self._started:
+                try:
+                    self._start_capture(feed)
+                except BaseException:
+                    del self._feeds[camera.name]
+                    self._detach(feed.targets)
+                    raise
+        self._expect(feed)
+
+    def set_priority(self, name: str, priority: int) -> None:
+        """See Desk.set_priority. Raises KeyError where there is no such camera."""
+        with self._lock:
+            feed = self._feeds[name]
+            feed.priority = priority
+            for desk, mailbox, _ in feed.targets:
+                desk.set_priority(mailbox, priority)
+
+    def set_models(self, name: str, models: Sequence[str]) -> None:
+        """Let a camera's next frames go to `models`, while it runs on. What waits for one that no longer sees it is
+        dropped as `removed`, what is claimed still finishes. Raises KeyError where there is no such camera or model.
+        """
+        with self._lock:
+            feed = self._feeds[name]
+            before = {desk.model: (desk, mailbox, stream) for desk, mailbox, stream in feed.targets}
+            feed.targets = tuple(before.pop(each) if each in before else self._attach(feed, each) for each in models)
+            if feed.ended:
+                for desk, mailbox, _ in feed.targets:
+                    desk.ended(mailbox)
+            self._detach(before.values())
+        self._expect(feed)
 
     def set_lanes(self, name: str, lanes: int, within_s: float = LANE_END_S) -> None:
         """Let a model work on so many lanes; see Desk.set_lanes for when. Fewer: they have ended when this returns.
@@ -153,23 +208,47 @@ class Pipeline:
             self._start_lanes(model)
 
     def remove_camera(self, name: str) -> None:
-        """Stop a camera; what waits is dropped as `removed`, what is claimed still finishes."""
+        """Stop a camera; what waits is dropped as `removed`, what is claimed still finishes.
+
+        Its capture thread lets go of the source soon: see `await_removed`. Raises KeyError where there is none.
+        """
         with self._lock:
             feed = self._feeds.pop(name)
+            feed.t_removed_ns = time.monotonic_ns()
+            self._removed.append(feed)
+            self._detach(feed.targets)
         feed.camera.stop()
-        for desk, mailbox, stream in feed.targets:
+        if feed.thread is None:
+            feed.camera.close()
+            feed.ended = True
+
+    def await_removed(self, within_s: float) -> list[str]:
+        """Wait until cameras that were removed have let go of their sources; the names of those that have not."""
+        end = time.monotonic() + within_s
+        with self._lock:
+            threads = {feed.camera.name: feed.thread for feed in self._removed if feed.thread is not None}
+        for thread in threads.values():
+            thread.join(max(0.0, end - time.monotonic()))
+        return [name for name, thread in threads.items() if thread.is_alive()]
+
+    def _attach(self, feed: _Feed, model: str) -> _Target:
+        desk = self._models[model].desk
+        stream = self.ledger.open_stream(feed.camera.name, model, self._on_result, patient=feed.full_pace)
+        return desk, desk.attach(stream, full_pace=feed.full_pace, priority=feed.priority), stream
+
+    def _detach(self, targets: Iterable[_Target]) -> None:
+        for desk, mailbox, stream in targets:
             desk.detach(mailbox)
             self.ledger.remove_stream(stream)
             self._models[desk.model].cache.forget(stream)
 
     def start(self) -> None:
-        self._started = True
         for model in self._models.values():
             self._start_lanes(model)
         with self._lock:
-            feeds = list(self._feeds.values())
-        for feed in feeds:
-            self._start_capture(feed)
+            self._started = True
+            for feed in self._feeds.values():
+                self._start_capture(feed)
 
     def stop(self, deadline_s: float = 3.0) -> list[str]:
         """Stop cameras, finish what is claimed, fail what does not come back. `close` comes after it.
@@ -177,11 +256,11 @@ class Pipeline:
         Returns the names of threads that did not end within `deadline_s`. A capture thread in a blocking
         read holds nothing and ends by its own time-out.
         """
-        if self._stopped:
-            return []
-        self._stopped = True
         end = time.monotonic() + deadline_s
         with self._lock:
+            if self._stopped:
+                return []
+            self._stopped = True
             feeds = list(self._feeds.values())
         for feed in feeds:
             feed.camera.stop()
@@ -214,16 +293,14 @@ class Pipeline:
         """Every camera as it stands now."""
         with self._lock:
             feeds = list(self._feeds.values())
-        return [
-            CameraView(
-                feed.camera.name,
-                tuple(desk.model for desk, _, _ in feed.targets),
-                feed.camera.status(),
-                feed.camera.source(),
-                feed.camera.effort(),
-            )
-            for feed in feeds
-        ]
+        return [feed.view() for feed in feeds]
+
+    def cameras_of_cut(self) -> list[CameraView]:
+        """Every camera of the last cut: first those that were removed and whose counts it ended, then all others.
+        Several may have the same name."""
+        with self._lock:
+            feeds = [*self._removed, *self._feeds.values()]
+        return [feed.view() for feed in feeds]
 
     def active(self) -> bool:
         """Whether any capture thread still runs: files that do not loop come to an end."""
@@ -250,7 +327,33 @@ class Pipeline:
         return sum(self.ledger.sweep(now_ns - model.timeout_ns, model.name) for model in self._models.values())
 
     def cut(self) -> LedgerCut:
+        """See Ledger.cut. For one caller: a camera that was removed is forgotten after the cut with its last counts."""
+        with self._lock:
+            over = [feed for feed in self._removed if feed.told]
+            self._removed = [feed for feed in self._removed if not feed.told]
+            for feed in self._removed:
+                feed.told = feed.ended
+        for feed in over:
+            for desk, _, stream in feed.targets:
+                # again: a frame that was claimed when its camera was removed may have been remembered since
+                self._models[desk.model].cache.forget(stream)
         return self.ledger.cut()
+
+    # --- what cameras are told of models
+
+    def _exchanged(self, model: str) -> None:
+        """A model's ladder is another one."""
+        with self._lock:
+            feeds = [feed for feed in self._feeds.values() if any(desk.model == model for desk, _, _ in feed.targets)]
+            if self._stopped:
+                return
+        for feed in feeds:
+            self._expect(feed)
+
+    def _expect(self, feed: _Feed) -> None:
+        with self._expecting:
+            inputs = {each.info.input: None for desk, _, _ in feed.targets for each in desk.ladder()}
+            feed.camera.expect(tuple(inputs))
 
     # --- threads
 
@@ -261,7 +364,7 @@ class Pipeline:
                 model.threads[index] = self._lane_threads.spawn(f"lane-{model.name}-{index}", loop.run)
 
     def _start_capture(self, feed: _Feed) -> None:
-        self._capture_threads.spawn(f"cam-{feed.camera.name}", lambda: self._capture(feed))
+        feed.thread = self._capture_threads.spawn(f"cam-{feed.camera.name}", lambda: self._capture(feed))
 
     @staticmethod
     def _await_a_model(feed: _Feed) -> None:
@@ -277,12 +380,15 @@ class Pipeline:
                 if feed.full_pace:
                     # a file waits for a model that pauses: nothing of it is lost, and nothing decoded for nobody
                     self._await_a_model(feed)
-                for desk, mailbox, _ in feed.targets:
+                targets = feed.targets
+                for desk, mailbox, _ in targets:
                     desk.wait_for_room(mailbox)
-                entries = [self.ledger.captured(stream, frame) for _, _, stream in feed.targets]
-                for (desk, mailbox, _), entry in zip(feed.targets, entries, strict=True):
+                entries = [self.ledger.captured(stream, frame) for _, _, stream in targets]
+                for (desk, mailbox, _), entry in zip(targets, entries, strict=True):
                     desk.put(mailbox, entry)
         finally:
-            for desk, mailbox, _ in feed.targets:
-                desk.ended(mailbox)
+            with self._lock:
+                feed.ended = True
+                for desk, mailbox, _ in feed.targets:
+                    desk.ended(mailbox)
             camera.close()

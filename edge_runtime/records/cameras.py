@@ -10,6 +10,9 @@ CameraState = Literal["starting", "up", "paused", "stalled", "down", "stopped"]
 STOPPED_ON_REQUEST = "stopped on request"
 """The reason of a camera that ended because it was told to."""
 
+REMOVED = "removed"
+"""The reason of one that is no longer there, and of which something is still in flight or not reported."""
+
 
 @dataclass(frozen=True, slots=True)
 class CameraStatus:
@@ -54,10 +57,14 @@ class CameraEffort:
 
 @dataclass(frozen=True, slots=True)
 class CameraView:
-    """A camera's state, cumulative source counters and effort, and the models that see it."""
+    """A camera's state, cumulative source counters and effort, and the models that see it.
+
+    `serial`: no other camera of this process has it, also none that had the same name before.
+    """
 
     name: str
     models: tuple[str, ...]
     status: CameraStatus
     source: SourceCounters
     effort: CameraEffort = CameraEffort()
+    serial: int = 0

@@ -56,11 +56,17 @@ class PingArgs(Payload):
     """`ping` takes no arguments."""
 
 
-class CameraArgs(Payload):
-    """`camera`: pause, resume or cap a configured camera."""
+CameraAction = Literal["pause", "resume", "cap", "add", "remove", "change", "reset"]
 
-    name: str
-    action: Literal["pause", "resume", "cap"]
+
+class CameraArgs(Payload):
+    """`camera`: pause, resume or cap a camera. On the control socket also: add, change or remove one, or reset what
+    commands did to one, or to all."""
+
+    name: str | None = Field(
+        default=None, description="A camera's name. Not with `add`; may be left out with `reset`, which means all."
+    )
+    action: CameraAction
     fps: float | None = Field(
         default=None,
         gt=0,
@@ -69,11 +75,41 @@ class CameraArgs(Payload):
         description="With `cap`, and required there: frames per second at most; null lifts the cap.",
     )
 
+    camera: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="With `add` the keys of [[camera]], with `change` those that change; null takes a key out.",
+    )
+
+    @model_validator(mode="after")
+    def _name(self) -> CameraArgs:
+        if self.action == "add" and self.name is not None:
+            raise ValueError('with "add" the name is one of the keys of "camera"')
+        if self.action not in ("add", "reset") and self.name is None:
+            raise ValueError(f'"name" is missing: which camera to {self.action}')
+        return self
+
+    @model_validator(mode="after")
+    def _camera_goes_with_add_and_change(self) -> CameraArgs:
+        if (self.action in ("add", "change")) != bool(self.camera):
+            raise ValueError('"camera" goes with "add" and "change", and has to be there: keys of [[camera]]')
+        return self
+
     @model_validator(mode="after")
     def _fps_goes_with_cap(self) -> CameraArgs:
         if (self.action == "cap") != ("fps" in self.model_fields_set):
             raise ValueError('"fps" goes with "cap", and has to be there: a number, or null to lift the cap')
         return self
+
+
+class CameraResult(Payload):
+    """The answer to `camera`."""
+
+    name: str | None = Field(description="Null: all.")
+    action: CameraAction
+    fps: float | None = Field(description="The cap of a command that is in force; null: none.")
+    done: list[str] = Field(description="What was changed, a sentence each; empty: it was so already.")
+    persisted: bool = Field(description="Whether the next start knows of it.")
+    notes: list[str]
 
 
 class SetBudgetArgs(Payload):

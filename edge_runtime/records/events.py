@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from edge_runtime.records.status import CameraOrigin
 from edge_runtime.records.window import Payload, Stamped
 
 EventKind = Literal["unclean-start", "spool", "camera", "model", "command", "config", "sensor", "governor"]
@@ -43,6 +44,16 @@ class ReportedModel(Payload):
     source: Literal["configuration", "reload", "desired"] = Field(description="Who wanted this model.")
 
 
+class ReportedCamera(Payload):
+    """One camera that is to run."""
+
+    name: str
+    models: list[str]
+    source: CameraOrigin = Field(description="Who wanted it as it is.")
+    paused: bool = Field(description="Whether a command has paused it.")
+    cap_fps: float | None = Field(description="The most that a command lets it bring; null: no cap.")
+
+
 class Reported(Payload):
     """Retained: what this device runs, and where its update stands."""
 
@@ -55,6 +66,9 @@ class Reported(Payload):
     t_utc: str = Field(description="When this was written.")
     clock_synced: bool
     models: list[ReportedModel]
+    cameras: list[ReportedCamera] = Field(
+        default_factory=list, description="Those in force: the configuration's, and what commands made of them."
+    )
     config_digest: str = Field(description="sha256:... of the configuration in force.")
     generation: int | None = Field(default=None, description="Of the desired state that runs; null without one.")
     update: None = Field(default=None, description="State of an update; none is built yet.")

@@ -8,7 +8,14 @@ from pydantic import Field
 
 from edge_runtime.records.cameras import CameraState
 from edge_runtime.records.governing import GovernorWord
-from edge_runtime.records.window import CacheCounts, OperatingPointWindow, Payload, ThermalWindow, WindowReport
+from edge_runtime.records.window import (
+    CacheCounts,
+    OperatingPointWindow,
+    Payload,
+    SourceCounts,
+    ThermalWindow,
+    WindowReport,
+)
 
 HealthState = Literal["ok", "degraded", "wedged"]
 
@@ -39,8 +46,21 @@ class LatencyTotals(Payload):
     sum_ms: float | None = Field(default=None, ge=0, description="Sum of all of them; null when it is not kept.")
 
 
+class DecodeTotals(Payload):
+    """What reading and decoding a camera has cost since the start, or since it was added."""
+
+    cpu_s: float = Field(ge=0, description="CPU time of decoding.")
+    saved_cpu_s: float = Field(ge=0, description="Estimate of what packets that were not decoded would have cost.")
+    opened: int = Field(ge=0, description="How often the source was opened.")
+    backend: str | None = Field(description="What reads it; null: not opened yet.")
+
+
+CameraOrigin = Literal["configuration", "overlay"]
+"""Where a camera's keys come from: the file alone, or also a command, which holds until it is reset."""
+
+
 class CameraNow(Payload):
-    """One camera on one model."""
+    """One camera on one model. Of totals there is what windows have told so far."""
 
     name: str
     model: str
@@ -49,8 +69,16 @@ class CameraNow(Payload):
     since_s: float = Field(ge=0, description="Seconds in this state.")
     fps: float | None = Field(ge=0, description="Completed frames per second of the last window; null before one.")
     fps_wanted: float | None = Field(default=None, description="Null: the source's own rate.")
+    source: CameraOrigin = Field(default="configuration", description="Who wanted it as it is.")
+    address: str | None = Field(default=None, description="Its url without credentials; null: not known.")
+    paused: bool = Field(default=False, description="Whether a command has paused it.")
+    cap_fps: float | None = Field(default=None, description="The most that a command lets it bring; null: no cap.")
     frames: FrameTotals = Field(default_factory=FrameTotals)
     latency: LatencyTotals | None = None
+    delivered: SourceCounts | None = Field(
+        default=None, description="What its source gave, the same for every model; null before a window."
+    )
+    decode: DecodeTotals | None = Field(default=None, description="Null where nothing is decoded.")
 
 
 class ModelNow(Payload):
@@ -152,6 +180,9 @@ class StatusReport(Payload):
     uptime_s: float = Field(ge=0)
     health: Health
     cameras: list[CameraNow]
+    cameras_removed: list[str] = Field(
+        default_factory=list, description="Configured cameras that a command has removed, until they are reset."
+    )
     models: list[ModelNow]
     power: PowerNow | None
     power_reason: str | None = Field(description="Why there is no power; null when there is.")

@@ -54,6 +54,19 @@ class SourceCounts(Payload):
     duplicate: int = Field(ge=0)
 
 
+class DecodeWindow(Payload):
+    """What reading and decoding a camera cost in this window."""
+
+    cpu_s: float = Field(ge=0, description="CPU time of decoding, wherever it is done.")
+    saved_cpu_s: float = Field(
+        ge=0, description="Estimate of what the packets in skipped_codec would have cost beyond that."
+    )
+    opened: int = Field(ge=0, description="How often the source was opened.")
+    backend: str | None = Field(
+        description="What reads it, with what decodes in brackets where that is hardware; null: not opened yet."
+    )
+
+
 class Latency(Payload):
     """Durations in ms; p50 and p99 are null when nothing completed.
 
@@ -72,8 +85,14 @@ class CameraWindow(Payload):
     model: str
     state: CameraState
     reason: str | None
+    since_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds in this state when the window closed; null: nobody knows, as where its model is down.",
+    )
     frames: FrameCounts
     source: SourceCounts
+    decode: DecodeWindow | None = Field(default=None, description="Null where nothing is decoded.")
     fps: float = Field(ge=0, description="Completed frames per second.")
     latency_ms: Latency
 

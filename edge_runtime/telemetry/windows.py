@@ -19,14 +19,16 @@ from edge_runtime.records.activity import (
     EngineCounters,
     LedgerCut,
     Samples,
+    StreamCut,
 )
-from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraView, SourceCounters
+from edge_runtime.records.cameras import REMOVED, STOPPED_ON_REQUEST, CameraEffort, CameraState, CameraView
 from edge_runtime.records.governing import Operating
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.power import Energy, Exceeded, ThermalReading, Unavailable
 from edge_runtime.records.window import (
     CacheCounts,
     CameraWindow,
+    DecodeWindow,
     EnergyWindow,
     FrameCounts,
     Latency,
@@ -50,7 +52,10 @@ field has seen a report of 3,448,436."""
 
 @dataclass(frozen=True, slots=True)
 class WindowSources:
-    """Where a window's parts come from. Called on the windows' thread."""
+    """Where a window's parts come from. Called on the windows' thread.
+
+    `cameras`: those of the last cut, the removed ones first; several may have the same name.
+    """
 
     cut: Callable[[], LedgerCut]
     cameras: Callable[[], Sequence[CameraView]]
@@ -72,7 +77,7 @@ class WindowBuilder:
         self._clock = clock
         self._seq = 0
         self._start_ns = clock.monotonic_ns()
-        self._last_source: dict[str, SourceCounters] = {}
+        self._last: dict[tuple[str, int], CameraView] = {}
         self._governing = GoverningReport(sources.operating, sources.seconds_above)
 
     def build(self) -> WindowReport:
@@ -110,7 +115,7 @@ class WindowBuilder:
             frames=_counts(total),
             fps=_rate(total.completed, duration_s),
             latency_ms=_latency(latency),
-            cameras=self._cameras(cut, duration_s, {model.name: model for model in models}),
+            cameras=self._cameras(cut, duration_s, end_ns, {model.name: model for model in models}),
             models=[self._model(name, digest, engine) for (name, digest), engine in cut.engines.items() if digest],
             energy=_energy(energy),
             energy_reason=_reason(energy),
@@ -131,37 +136,57 @@ class WindowBuilder:
         names = [name for (name, digest), engine in cut.engines.items() if digest and engine.batches]
         return len(names) != len(set(names))
 
-    def _cameras(self, cut: LedgerCut, duration_s: float, models: Mapping[str, ModelView]) -> list[CameraWindow]:
-        views = {view.name: view for view in self._sources.cameras()}
-        source = {name: self._source(view) for name, view in views.items()}
-        self._last_source = {name: view.source for name, view in views.items()}
+    def _cameras(
+        self, cut: LedgerCut, duration_s: float, end_ns: int, models: Mapping[str, ModelView]
+    ) -> list[CameraWindow]:
+        found = self._sources.cameras()
+        views = {view.name: view for view in found}
+        source, decode = self._delivered(found)
         windows = []
-        for stream in cut.streams:
+        for stream in _merged(cut.streams):
             view = views.get(stream.camera)
             model = models.get(stream.model)
-            state, reason = (view.status.state, view.status.reason) if view else ("stopped", "removed")
+            state: CameraState = "stopped"
+            reason: str | None = REMOVED
+            since_s: float | None = None
+            if view is not None:
+                state, reason = view.status.state, view.status.reason
+                since_s = round(max(0, end_ns - view.status.since_ns) / 1e9, 3)
             if model is not None and model.down_reason is not None:
-                state, reason = "down", f"model {model.name}: {model.down_reason}"
+                state, reason, since_s = "down", f"model {model.name}: {model.down_reason}", None
             windows.append(
                 CameraWindow(
                     name=stream.camera,
                     model=stream.model,
                     state=state,
                     reason=reason,
+                    since_s=since_s,
                     frames=_counts(stream.counters),
                     source=source.get(stream.camera, _NO_SOURCE),
+                    decode=decode.get(stream.camera),
                     fps=_rate(stream.counters.completed, duration_s),
                     latency_ms=_latency(stream.latency),
                 )
             )
         return windows
 
-    def _source(self, view: CameraView) -> SourceCounts:
-        before = self._last_source.get(view.name, SourceCounters())
-        now = asdict(view.source)
-        if any(value < getattr(before, key) for key, value in now.items()):
-            before = SourceCounters()  # another camera of the same name: its counters began anew
-        return SourceCounts(**{key: value - getattr(before, key) for key, value in now.items()})
+    def _delivered(self, views: Sequence[CameraView]) -> tuple[dict[str, SourceCounts], dict[str, DecodeWindow]]:
+        """What each camera's source gave in this window and what that cost, by name: one that was removed and one that
+        came under its name are the same to whoever adds up."""
+        last, self._last = self._last, {(view.name, view.serial): view for view in views}
+        counts: dict[str, dict[str, int]] = {}
+        efforts: dict[str, CameraEffort] = {}
+        for key, view in self._last.items():
+            before = last.get(key)
+            new = _since(asdict(view.source), None if before is None else asdict(before.source))
+            sums = counts.setdefault(view.name, dict.fromkeys(new, 0))
+            for reason, count in new.items():
+                sums[reason] += count
+            effort = _effort_since(view.effort, None if before is None else before.effort)
+            efforts[view.name] = _effort_sum(efforts.get(view.name, CameraEffort()), effort)
+        source = {name: SourceCounts(**sums) for name, sums in counts.items()}
+        decode = {name: _decode(effort) for name, effort in efforts.items() if effort.backend is not None}
+        return source, decode
 
     def _model(self, name: str, digest: str, engine: EngineCounters) -> ModelWindow:
         return ModelWindow(
@@ -175,6 +200,58 @@ class WindowBuilder:
             inference_ms=_latency(engine.inference),
             cache=None if engine.cache == CacheCounters() else CacheCounts(**asdict(engine.cache)),
         )
+
+
+def _merged(streams: Sequence[StreamCut]) -> list[StreamCut]:
+    """One for each camera and model: a camera that was removed and one that was added under its name in the same window
+    have one each, and the frame identity holds for their sum as it does for both."""
+    found: dict[tuple[str, str], StreamCut] = {}
+    for stream in streams:
+        into = found.get((stream.camera, stream.model))
+        if into is None:
+            found[stream.camera, stream.model] = stream
+            continue
+        both = Counters()
+        for each in (into, stream):
+            both.add(each.counters)
+        into.latency.merge(stream.latency)
+        reasons = into.failures | stream.failures
+        failures = {reason: into.failures.get(reason, 0) + stream.failures.get(reason, 0) for reason in reasons}
+        found[stream.camera, stream.model] = StreamCut(stream.camera, stream.model, both, into.latency, failures)
+    return list(found.values())
+
+
+def _since(now: dict[str, int], before: dict[str, int] | None) -> dict[str, int]:
+    """How much each of the counters has grown."""
+    if before is None or any(value < before[key] for key, value in now.items()):
+        return now  # another camera: its counters began anew
+    return {key: value - before[key] for key, value in now.items()}
+
+
+def _effort_since(now: CameraEffort, before: CameraEffort | None) -> CameraEffort:
+    if before is None or now.decode_cpu_ns < before.decode_cpu_ns or now.opened < before.opened:
+        return now
+    # an estimate may be corrected downwards
+    saved_ns = max(0, now.saved_cpu_ns - before.saved_cpu_ns)
+    return CameraEffort(now.decode_cpu_ns - before.decode_cpu_ns, saved_ns, now.opened - before.opened, now.backend)
+
+
+def _effort_sum(one: CameraEffort, other: CameraEffort) -> CameraEffort:
+    return CameraEffort(
+        one.decode_cpu_ns + other.decode_cpu_ns,
+        one.saved_cpu_ns + other.saved_cpu_ns,
+        one.opened + other.opened,
+        other.backend or one.backend,
+    )
+
+
+def _decode(effort: CameraEffort) -> DecodeWindow:
+    return DecodeWindow(
+        cpu_s=round(effort.decode_cpu_ns / 1e9, 6),
+        saved_cpu_s=round(effort.saved_cpu_ns / 1e9, 6),
+        opened=effort.opened,
+        backend=effort.backend,
+    )
 
 
 _NO_SOURCE = SourceCounts(decoded=0, skipped_rate=0, skipped_codec=0, corrupt=0, pre_key=0, duplicate=0)
@@ -271,7 +348,7 @@ def describe(report: WindowReport) -> str:
         {
             f"{camera.name} {camera.state}"
             for camera in report.cameras
-            if camera.state != "up" and camera.reason != STOPPED_ON_REQUEST
+            if camera.state != "up" and camera.reason not in (STOPPED_ON_REQUEST, REMOVED)
         }
     )
     if bad:

@@ -121,6 +121,35 @@ def _cameras(cameras: list[CameraNow]) -> Iterator[Metric]:
         if camera.fps is not None:
             fps.add_metric((camera.name, camera.model), camera.fps)
     yield fps
+    meaning = "Seconds in the state that the camera is in."
+    since = GaugeMetricFamily("edge_camera_state_seconds", meaning, labels=_STREAM)
+    for camera in cameras:
+        since.add_metric((camera.name, camera.model), camera.since_s)
+    yield since
+    yield from _sources({camera.name: camera for camera in cameras}.values())
+
+
+def _sources(cameras: Iterable[CameraNow]) -> Iterator[Metric]:
+    """What a source gave and what that cost: once for each camera, however many models it has."""
+    source = CounterMetricFamily(
+        "edge_camera_source", "Pictures by what became of them before they were frames.", labels=("camera", "reason")
+    )
+    opens = CounterMetricFamily("edge_camera_opens", "How often the source was opened.", labels=("camera",))
+    cpu = CounterMetricFamily("edge_camera_decode_cpu_seconds", "CPU time of decoding.", labels=("camera",))
+    saved = CounterMetricFamily(
+        "edge_camera_decode_saved_cpu_seconds",
+        "Estimate of the CPU time that packets which were not decoded would have taken.",
+        labels=("camera",),
+    )
+    for camera in cameras:
+        if camera.delivered is not None:
+            for reason, count in camera.delivered.model_dump().items():
+                source.add_metric((camera.name, reason), count)
+        if (decode := camera.decode) is not None:
+            opens.add_metric((camera.name,), decode.opened)
+            cpu.add_metric((camera.name,), decode.cpu_s)
+            saved.add_metric((camera.name,), decode.saved_cpu_s)
+    yield from (source, opens, cpu, saved)
 
 
 def _models(models: list[ModelNow]) -> Iterator[Metric]:

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from edge_runtime.app.budget import BudgetKeeper
-from edge_runtime.app.cameras import CameraSwitch
+from edge_runtime.app.camera_set import open_source
+from edge_runtime.app.cameras import CameraKeeper
 from edge_runtime.app.governing import NO_LIMIT, Governing, find_profile
 from edge_runtime.app.machine import Machine, simulated
+from edge_runtime.app.overlay import OverlayFile
 from edge_runtime.config import parse_config
 from edge_runtime.governor.controller import Controller
 from edge_runtime.governor.profile import Profile, ProfilePoint, parse_profile, save_profile
@@ -46,16 +48,27 @@ class Governed:
             "orin-nano-8gb", pipeline, on_switch=lambda _: None, on_death=self._died, faults=faults
         )
         self.budget = BudgetKeeper(config.budget, tell=lambda *_: None)
-        self.switch = CameraSwitch(pipeline.camera, {"c": None})
+        self.cameras = CameraKeeper(
+            config.cameras,
+            ["m", "n"],
+            pipeline,
+            OverlayFile(folder / "store" / "cameras.json"),
+            open_source,
+            tell=lambda *_: None,
+            changed=lambda: None,
+        )
         self.sampler = Sampler(self.machine.sensors, idle=self.machine.idle, on_death=self._died)
+        self._cap: float | None = None
+        camera = pipeline.camera("c")
+        assert camera is not None
+        vars(camera)["set_cap"] = self._capped
         self.told: list[tuple[Decision, Budget]] = []
         self.dead: list[BaseException] = []
         self.sampler.start()
         self.governing = Governing(
-            config,
             pipeline,
             self.device.keeper,
-            self.switch,
+            self.cameras,
             self.budget.current,
             self.sampler,
             profile=None,
@@ -79,6 +92,13 @@ class Governed:
 
     def _told(self, decision: Decision, budget: Budget, _: GovernorSample) -> None:
         self.told.append((decision, budget))
+
+    def _capped(self, fps: float | None) -> None:
+        self._cap = fps
+
+    def held(self) -> float | None:
+        """What the camera is held to, frames per second."""
+        return self._cap
 
     def _died(self, _: str, error: BaseException) -> None:
         self.dead.append(error)
@@ -112,11 +132,37 @@ def make(made: list[Governed], folder: Path, budget: str = "", **options: Any) -
     return made[-1]
 
 
+def test_cameras_come_and_go_under_a_governor(made: list[Governed], folder: Path) -> None:
+    governed = make(made, folder, "power_w = 6\ntemperature_c = 80")
+    governed.governing.begin()
+    governed.governing.start()
+
+    def governs(*names: str) -> None:
+        told = len(governed.told)
+        wait_until(lambda: len(governed.told) > told + 1, 5, "decisions")
+        wait_until(lambda: set(governed.told[-1][0].point.fps) == set(names), 5, f"decisions for {names}")
+
+    governs("c")
+    governed.cameras.add(
+        {"name": "d", "url": "synthetic:?width=32&height=32&fps=50", "model": ["m", "n"], "min_fps": 2}
+    )
+    governs("c", "d")
+    assert set(governed.governing.operating().estimates) >= {"camera c", "camera d"}
+    governed.cameras.change("d", {"fps": 3, "priority": 4, "model": "n"})
+    governs("c", "d")
+    governed.cameras.remove("c")
+    governs("d")
+    governed.cameras.remove("d")
+    governs()
+    governed.cameras.reset(None)
+    governs("c")
+
+
 def test_it_begins_with_the_least_where_nobody_knows_what_more_takes(made: list[Governed], folder: Path) -> None:
     governed = make(made, folder, "power_w = 10")
-    assert governed.switch.in_force() == {"c": None}
+    assert governed.held() is None
     governed.governing.begin()
-    assert governed.switch.in_force() == {"c": 1.0}
+    assert governed.held() == 1.0
     assert governed.variants() == LIGHT
     assert governed.speed() < 0.5
     governed.governing.close()
@@ -126,7 +172,7 @@ def test_it_begins_with_the_least_where_nobody_knows_what_more_takes(made: list[
 def test_a_latency_alone_begins_with_everything(made: list[Governed], folder: Path) -> None:
     governed = make(made, folder, "latency_p99_ms = 80")
     governed.governing.begin()
-    assert governed.switch.in_force() == {"c": None}
+    assert governed.held() is None
     assert governed.variants() == {"m": "large", "n": "fp32"}
 
 
@@ -147,7 +193,7 @@ def test_without_a_budget_it_decides_nothing_and_one_that_comes_is_held(made: li
     governed.budget.set(SetBudgetArgs(power_w=None))
     wait_until(lambda: governed.told[-1][0].state == "off", what="off")
     wait_until(lambda: governed.variants()["m"] == "large", what="the wanted variant")
-    assert governed.switch.in_force() == {"c": None}
+    assert governed.held() is None
     assert governed.speed() == 1.0
 
 
@@ -162,7 +208,7 @@ def test_what_a_configuration_read_again_has_changed_is_put_back(
     wait_until(lambda: governed.desk._timeout_ns == 3_000_000, what="the tuner's time-out")
     assert governed.device.sighup(f"{MODEL}\nbatch_timeout_ms = 50") == []
     wait_until(lambda: governed.desk._timeout_ns == 3_000_000, what="the tuner's time-out again")
-    assert governed.switch.in_force() == {"c": 7.0}
+    assert governed.held() == 7.0
     # it may have all of the engine's places, so a larger engine's as well
     assert governed.desk._limit == NO_LIMIT
 
@@ -213,7 +259,7 @@ def test_a_lease_that_nobody_renews_lapses_to_the_safe_point(
     operating = governing.operating()
     assert operating.decision is not None
     assert (operating.decision.state, operating.decision.point.fps) == ("safe", {"c": 1.0})
-    assert governed.switch.in_force() == {"c": 1.0}
+    assert governed.held() == 1.0
     assert governed.variants() == LIGHT
     told = len(governed.told)
     hang.clear()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edge_runtime.app.telling import Teller
+from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraState, CameraStatus, CameraView, SourceCounters
 from edge_runtime.records.governing import Budget, Decision, GovernorSample, GovernorWord, OperatingPoint
 
 S = 1_000_000_000
@@ -96,3 +97,81 @@ def test_another_budget_is_told() -> None:
             "power_w": 5.0, "set_by": "command",
         }
     ]  # fmt: skip
+
+
+class Cameras:
+    """A teller of cameras under a clock that the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events = Events()
+        self.now_ns = 0
+        self._since_ns: dict[str, tuple[CameraState, int]] = {}
+        monkeypatch.setattr("edge_runtime.app.telling.time.monotonic_ns", lambda: self.now_ns)
+        self._teller = Teller(SimpleNamespace(events=self.events))  # type: ignore[arg-type]
+
+    def look(self, t_s: float, *states: CameraState, reason: str | None = None, serial: int = 1) -> None:
+        """The cameras "c1", "c2" ... are in these states, since the first look that found them so."""
+        self.now_ns = int(t_s * S)
+        views = []
+        for number, state in enumerate(states, serial):
+            before = self._since_ns.get(name := f"c{number}")
+            since_ns = before[1] if before is not None and before[0] == state else self.now_ns
+            self._since_ns[name] = (state, since_ns)
+            views.append(CameraView(name, (), CameraStatus(state, reason, since_ns), SourceCounters(), serial=number))
+        self._teller.cameras(views)
+
+    def told(self) -> list[tuple[str, str, float | None, int]]:
+        return [(each["state"], each["before"], each["before_s"], each["left_out"]) for each in self.events.told]
+
+
+def test_every_state_of_a_camera_is_told_with_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    cameras = Cameras(monkeypatch)
+    cameras.look(0, "starting")
+    cameras.look(1.5, "up")
+    cameras.look(2, "up")
+    cameras.look(20, "stalled", reason="no data for 5 s")
+    cameras.look(21, "down", reason="refused")
+    cameras.look(21.5, "down", reason="still refused")
+    cameras.look(40, "up")
+    cameras.look(50, "paused")
+    cameras.look(55, "starting")
+    cameras.look(56, "up")
+    cameras.look(60, "stopped", reason=STOPPED_ON_REQUEST)
+    assert cameras.told() == [
+        ("up", "starting", 1.5, 0), ("stalled", "up", 18.5, 0), ("down", "stalled", 1.0, 0), ("up", "down", 19.0, 0),
+        ("paused", "up", 10.0, 0), ("up", "paused", 6.0, 0),
+    ]  # fmt: skip
+    first = cameras.events.told[1]
+    assert (first["kind"], first["severity"], first["camera"]) == ("camera", "warning", "c1")
+    assert (first["message"], first["reason"]) == ("camera c1 is stalled: no data for 5 s", "no data for 5 s")
+
+
+def test_a_camera_that_flaps_does_not_flood_the_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    cameras = Cameras(monkeypatch)
+    cameras.look(0, "starting", "starting")
+    for step in range(200):  # c1 flaps twice a second, c2 once does something of its own
+        t_s = 1 + step / 2
+        cameras.look(t_s, "up" if step % 2 == 0 else "down", "up" if t_s < 31 else "down")
+    of_c1 = [each for each in cameras.events.told if each["camera"] == "c1"]
+    assert 10 <= len(of_c1) <= 13
+    # every change is either an event or counted in one
+    assert sum(each["left_out"] for each in of_c1) + len(of_c1) <= 200
+    assert sum(each["left_out"] for each in of_c1) + len(of_c1) >= 180
+    assert "changes before it were not told" in of_c1[-1]["message"]
+    assert [each["state"] for each in cameras.events.told if each["camera"] == "c2"] == ["up", "down"]
+    # what it came to is told in the end
+    for t_s in (101.0, 105.0, 112.0, 125.0):
+        cameras.look(t_s, "up", "down")
+    assert [each["state"] for each in cameras.events.told if each["camera"] == "c1"][-1] == "up"
+    told = len(cameras.events.told)
+    cameras.look(200, "up", "down")
+    assert len(cameras.events.told) == told
+
+
+def test_a_camera_that_comes_back_under_its_name_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cameras = Cameras(monkeypatch)
+    cameras.look(0, "starting")
+    cameras.look(1, "up")
+    cameras.look(2)
+    cameras.look(3, "up", serial=2)
+    assert [(each["camera"], each["state"]) for each in cameras.events.told] == [("c1", "up"), ("c2", "up")]

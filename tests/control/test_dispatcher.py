@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from edge_runtime.control.commands import CommandSpec, camera, ping
 from edge_runtime.control.dispatcher import Dispatcher, Door
 from edge_runtime.errors import EdgeError
-from edge_runtime.records.commands import CameraArgs, PingArgs, Reply
+from edge_runtime.records.commands import CameraAction, CameraArgs, CameraResult, PingArgs, Reply
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.window import Payload
 
@@ -45,25 +45,38 @@ class FakeCameras:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
 
-    def pause(self, name: str) -> None:
-        self._note("pause", name)
+    def pause(self, name: str) -> CameraResult:
+        return self._note("pause", name)
 
-    def resume(self, name: str) -> None:
-        self._note("resume", name)
+    def resume(self, name: str) -> CameraResult:
+        return self._note("resume", name)
 
-    def cap(self, name: str, fps: float | None) -> None:
-        self._note("cap", name, fps)
+    def cap(self, name: str, fps: float | None) -> CameraResult:
+        return self._note("cap", name, fps)
 
-    def _note(self, *call: object) -> None:
-        if call[1] != "gate":
+    def add(self, table: Mapping[str, JsonValue]) -> CameraResult:
+        return self._note("add", "gate", dict(table))
+
+    def change(self, name: str, keys: Mapping[str, JsonValue]) -> CameraResult:
+        return self._note("change", name, dict(keys))
+
+    def remove(self, name: str) -> CameraResult:
+        return self._note("remove", name)
+
+    def reset(self, name: str | None) -> CameraResult:
+        return self._note("reset", "gate" if name is None else name, name)
+
+    def _note(self, action: CameraAction, *call: object) -> CameraResult:
+        if call[0] != "gate":
             raise EdgeError(
-                f"there is no camera {call[1]}",
+                f"there is no camera {call[0]}",
                 code="no_camera",
-                where=str(call[1]),
+                where=str(call[0]),
                 remedy="see status",
                 retryable=True,
             )
-        self.calls.append(call)
+        self.calls.append((action, *call))
+        return CameraResult(name="gate", action=action, fps=None, done=[], persisted=True, notes=[])
 
 
 class NumberArgs(Payload):
@@ -169,8 +182,11 @@ REFUSED = [
     ("ping", {"id": "c1", "expires_utc": SOON, "args": []}, "invalid", "args"),
     ("ping", {"id": "c1", "expires_utc": SOON, "arg": {}}, "invalid", "arg"),
     ("ping", wish(verbose=True), "invalid", "args.verbose"),
-    ("camera", wish(), "invalid", "args.name"),
-    ("camera", wish(name="gate", action="stop"), "invalid", "args.action"),
+    ("camera", wish(), "invalid", "args.action"),
+    ("camera", wish(action="pause"), "invalid", "args"),
+    ("camera", wish(name="gate", action="pause", camera={"fps": 5}), "invalid", "args"),
+    ("camera", wish(name="gate", action="stop"), "forbidden", "args.action"),
+    ("camera", wish(name="gate", action=3), "invalid", "args.action"),
     ("camera", wish(name="gate", action="cap", fps=0), "invalid", "args.fps"),
     ("camera", wish(name="gate", action="cap", fps=1001), "invalid", "args.fps"),
     ("camera", wish(name="gate", action="cap", fps="x"), "invalid", "args.fps"),
@@ -396,4 +412,81 @@ def test_nothing_that_is_sent_raises(name: str, payload: bytes | dict[str, objec
 def test_the_camera_arguments_have_a_schema() -> None:
     schema = CameraArgs.model_json_schema()
     assert schema["additionalProperties"] is False
-    assert set(schema["properties"]) == {"name", "action", "fps"}
+    assert set(schema["properties"]) == {"name", "action", "fps", "camera"}
+
+
+TABLE = {"name": "roof", "url": "rtsp://admin:hunter2@10.0.0.9/"}
+
+
+@pytest.mark.parametrize(
+    ("args", "call"),
+    [
+        ({"action": "add", "camera": TABLE}, ("add", "gate", TABLE)),
+        ({"action": "change", "name": "gate", "camera": {"fps": None}}, ("change", "gate", {"fps": None})),
+        ({"action": "remove", "name": "gate"}, ("remove", "gate")),
+        ({"action": "reset", "name": "gate"}, ("reset", "gate", "gate")),
+        ({"action": "reset"}, ("reset", "gate", None)),
+    ],
+)
+@pytest.mark.parametrize("door", ["mqtt", "http", "socket"])
+def test_cameras_come_and_go_on_the_control_socket_alone(
+    args: dict[str, Any], call: tuple[object, ...], door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever may write to a broker, or has the token of the page, may not start programs on the device."""
+    device = Device()
+    reply = device.dispatcher.handle("camera", wish(**args), door=door)
+    assert reply is not None
+    if door == "socket":
+        assert (reply.ok, device.cameras.calls) == (True, [call])
+    else:
+        assert (reply.ok, device.cameras.calls) == (False, [])
+        assert reply.error is not None
+        assert (reply.error.code, reply.error.where) == ("forbidden", "args.action")
+        assert "start a program" in reply.error.message
+    assert "hunter2" not in caplog.text + repr(device.seen)
+
+
+@pytest.mark.parametrize("door", ["mqtt", "http"])
+@pytest.mark.parametrize("args", [{"action": "add"}, {"action": "change", "camera": 3}, {"action": "exec"}])
+def test_what_may_not_be_is_refused_before_anybody_looks_whether_it_is_right(args: dict[str, Any], door: Door) -> None:
+    reply = Device().dispatcher.handle("camera", wish(**args), door=door)
+    assert reply is not None
+    assert reply.error is not None
+    assert reply.error.code == "forbidden"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"action": "add"},
+        {"action": "add", "name": "roof", "camera": TABLE},
+        {"action": "add", "camera": {}},
+        {"action": "add", "camera": [TABLE]},
+        {"action": "change", "camera": {"fps": 5}},
+        {"action": "change", "name": "gate"},
+        {"action": "remove"},
+        {"action": "remove", "name": "gate", "camera": TABLE},
+        {"action": "reset", "fps": 3},
+    ],
+)
+def test_camera_arguments_that_do_not_go_together(args: dict[str, Any]) -> None:
+    device = Device()
+    reply = device.socket("camera", wish(**args))
+    assert reply.error is not None
+    assert reply.error.code == "invalid"
+    assert "hunter2" not in str(reply)
+    assert device.cameras.calls == []
+
+
+def test_an_unexpected_fault_tells_no_address(caplog: pytest.LogCaptureFixture) -> None:
+    device = Device()
+
+    def crash(_: object) -> CameraResult:
+        raise RuntimeError("no route to rtsp://admin:hunter2@10.0.0.9/")
+
+    vars(device.cameras)["add"] = crash
+    reply = device.socket("camera", wish(action="add", camera=TABLE))
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.message) == ("internal", "RuntimeError: no route to rtsp://***@10.0.0.9/")
+    assert "no route to" in caplog.text
+    assert "hunter2" not in caplog.text

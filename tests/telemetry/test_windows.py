@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 import pytest
 
 from edge_runtime.records.activity import CacheCounters, Counters, EngineCounters, LedgerCut, Samples, StreamCut
-from edge_runtime.records.cameras import CameraStatus, CameraView, SourceCounters
+from edge_runtime.records.cameras import REMOVED, CameraEffort, CameraStatus, CameraView, SourceCounters
 from edge_runtime.records.governing import Budget, Decision, Operating, OperatingPoint
 from edge_runtime.records.identity import Identity
 from edge_runtime.records.power import Energy, Exceeded, ThermalReading, Unavailable
@@ -57,6 +57,9 @@ class Device:
         self.clock = FakeClock()
         self.next_cut = LedgerCut([], {})
         self.source = SourceCounters()
+        self.effort = CameraEffort()
+        self.serial = 1
+        self.gone: list[CameraView] = []
         self.status = CameraStatus("up", None, 0)
         self.model = ModelView("detector", "sha256:one", "fp32-416", "onnxruntime", 1, None)
         self.power: Energy | Unavailable = ENERGY
@@ -71,7 +74,10 @@ class Device:
             IDENTITY,
             WindowSources(
                 cut=lambda: self.next_cut,
-                cameras=lambda: [CameraView("gate", ("detector",), self.status, self.source)],
+                cameras=lambda: [
+                    *self.gone,
+                    CameraView("gate", ("detector",), self.status, self.source, self.effort, self.serial),
+                ],
                 models=lambda: [self.model],
                 energy=self._energy,
                 thermal=lambda: self.heat,
@@ -372,3 +378,71 @@ def test_a_consumer_that_fails_or_blocks_loses_no_time_to_later_windows(caplog: 
     # one long window took the time of those that could not be cut
     assert reports[2].duration_s == pytest.approx(0.3, abs=0.1)
     assert reports[3].duration_s <= 0.06
+
+
+def stream(camera: str = "gate", **counts: int) -> StreamCut:
+    found = Counters()
+    for name, count in counts.items():
+        setattr(found, name, count)
+    return StreamCut(camera, "detector", found, samples(*([30.0] * found.completed)), {"late": 1})
+
+
+def test_a_window_says_since_when_and_what_decoding_cost() -> None:
+    device = Device()
+    builder = device.builder()
+    device.next_cut = LedgerCut([stream(captured=1, completed=1)], {})
+    device.clock.now_ns = 10 * S
+    device.status = CameraStatus("stalled", "no data for 5 s", 7_500_000_000)
+    (camera,) = builder.build().cameras
+    assert (camera.since_s, camera.decode) == (2.5, None)
+    device.effort = CameraEffort(3 * S, S // 2, 2, "pyav")
+    (camera,) = builder.build().cameras
+    assert camera.decode is not None
+    assert camera.decode.model_dump() == {"cpu_s": 3.0, "saved_cpu_s": 0.5, "opened": 2, "backend": "pyav"}
+    # only what is new; an estimate that was corrected downwards is no negative saving
+    device.effort = CameraEffort(3 * S + S // 4, S // 4, 2, "pyav")
+    (camera,) = builder.build().cameras
+    assert camera.decode is not None
+    assert camera.decode.model_dump() == {"cpu_s": 0.25, "saved_cpu_s": 0.0, "opened": 0, "backend": "pyav"}
+    # nobody knows since when a model is down
+    device.model = replace(device.model, engine=None, down_reason="damaged")
+    (camera,) = builder.build().cameras
+    assert (camera.state, camera.since_s) == ("down", None)
+
+
+def test_one_that_was_removed_and_one_of_its_name_are_one_entry_and_add_up() -> None:
+    device = Device()
+    builder = device.builder()
+    device.source, device.effort = SourceCounters(decoded=100, skipped_rate=40), CameraEffort(2 * S, 0, 1, "pyav")
+    device.next_cut = LedgerCut([stream(captured=60, completed=58, in_flight=2)], {})
+    builder.build()
+    # 10 more of the old one, then a new one of the same name, that counts from 0
+    gone = CameraView(
+        "gate", ("detector",), CameraStatus("stopped", REMOVED, 6 * S), SourceCounters(decoded=110, skipped_rate=44),
+        CameraEffort(3 * S, 0, 1, "pyav"), 1,
+    )  # fmt: skip
+    device.gone, device.serial = [gone], 2
+    device.source, device.effort = SourceCounters(decoded=7, corrupt=1), CameraEffort(S, 0, 1, "gstreamer")
+    old = stream(carried_in=2, captured=6, completed=7, in_flight=1)
+    new = stream(captured=7, completed=4, stale=2, in_flight=1)
+    device.next_cut = LedgerCut([old, stream("yard"), new], {})
+    gate, yard = builder.build().cameras
+    assert (gate.name, gate.state, gate.frames.captured, gate.frames.completed) == ("gate", "up", 13, 11)
+    assert (gate.frames.carried_in, gate.frames.in_flight, gate.frames.stale) == (2, 2, 2)
+    assert sum(count for _, count in gate.latency_ms.buckets) == 11
+    assert (gate.source.decoded, gate.source.skipped_rate, gate.source.corrupt) == (17, 4, 1)
+    assert gate.decode is not None
+    assert (gate.decode.cpu_s, gate.decode.opened, gate.decode.backend) == (2.0, 1, "gstreamer")
+    # one that nobody has a camera for any more
+    assert (yard.name, yard.state, yard.reason, yard.since_s) == ("yard", "stopped", "removed", None)
+    # and on with the new one alone
+    device.gone, device.source = [], SourceCounters(decoded=9, corrupt=1)
+    device.next_cut = LedgerCut([stream(carried_in=1, captured=2, completed=3)], {})
+    (gate,) = builder.build().cameras
+    assert (gate.source.decoded, gate.source.corrupt) == (2, 0)
+
+
+def test_a_camera_that_was_removed_is_no_trouble_of_a_window() -> None:
+    device = Device()
+    device.next_cut = LedgerCut([stream("yard", captured=1, completed=1)], {})
+    assert "cameras:" not in describe(device.builder().build())

@@ -14,6 +14,7 @@ from typing import Any
 from edge_runtime.records.status import (
     BudgetNow,
     CameraNow,
+    DecodeTotals,
     FrameTotals,
     GovernorNow,
     Health,
@@ -30,6 +31,7 @@ from edge_runtime.records.window import (
     FrameCounts,
     Latency,
     OperatingPointWindow,
+    SourceCounts,
     ThermalWindow,
     WindowReport,
 )
@@ -118,6 +120,7 @@ class FakeDoor:
         self.uploads: list[FakeUpload] = []
         self.reason = 'no "picture"\\\n\x1b[31m'
         self.bare = False
+        self.two_models = False
         self.result: object = None
         self.refusal: dict[str, object] | None = None
 
@@ -152,7 +155,15 @@ class FakeDoor:
             fps=14.8,
             frames=FrameTotals(captured=self.frames + 13, completed=self.frames, stale=7, dropped={"stopping": 2}),
             latency=LatencyTotals(buckets=[(5.0, 1), (10.0, self.frames - 3), (None, 2)], sum_ms=9.0 * self.frames),
+            source="overlay",
+            address="rtsp://***@10.0.0.9/main",
+            cap_fps=15.0,
+            delivered=SourceCounts(
+                decoded=self.frames + 20, skipped_rate=7, skipped_codec=30, corrupt=1, pre_key=2, duplicate=0
+            ),
+            decode=DecodeTotals(cpu_s=4.5, saved_cpu_s=1.25, opened=3, backend="pyav"),
         )
+        second = up.model_copy(update={"model": "other"})
         down = CameraNow(name="yard", model="detector", state="down", reason=self.reason, since_s=3700.0, fps=None)
         model = ModelNow(
             name="detector",
@@ -186,7 +197,8 @@ class FakeDoor:
             clock_synced=True,
             uptime_s=812.5,
             health=self.current,
-            cameras=[] if self.bare else [up, down],
+            cameras_removed=[] if self.bare else ["roof"],
+            cameras=[] if self.bare else [up, *([second] if self.two_models else []), down],
             models=[] if self.bare else [model, other],
             power=None
             if self.bare

@@ -221,6 +221,13 @@ def test_metrics_parse_back(server: WebServer, control: Path, door: FakeDoor) ->
     assert value("edge_temperature_celsius", zone="tj") == 61.5
     assert value("edge_camera_state", camera="yard", model="detector", state="down") == 1
     assert value("edge_camera_state", camera="yard", model="detector", state="up") == 0
+    assert value("edge_camera_state_seconds", camera="yard", model="detector") == 3700
+    assert value("edge_camera_source_total", camera="gate", reason="decoded") == 120
+    assert value("edge_camera_source_total", camera="gate", reason="skipped_codec") == 30
+    assert value("edge_camera_opens_total", camera="gate") == 3
+    assert value("edge_camera_decode_cpu_seconds_total", camera="gate") == 4.5
+    assert value("edge_camera_decode_saved_cpu_seconds_total", camera="gate") == 1.25
+    assert ("edge_camera_opens_total", frozenset({"camera": "yard"}.items())) not in found
     assert value("edge_mqtt_connected") == 0
     assert value("edge_mqtt_queued") == 3
     assert value("edge_mqtt_results_dropped_total") == 4
@@ -242,6 +249,17 @@ def test_metrics_parse_back(server: WebServer, control: Path, door: FakeDoor) ->
     assert ("edge_budget_celsius", frozenset()) not in found
     # no window yet, so no rate; and never a 0 in its place
     assert ("edge_fps", frozenset({"camera": "yard", "model": "detector"}.items())) not in found
+
+
+def test_a_source_counts_once_however_many_models_see_it(control: Path, server: WebServer, door: FakeDoor) -> None:
+    before = scrape(control)
+    door.two_models = True
+    after = scrape(control)
+    for name in ("edge_camera_source_total", "edge_camera_opens_total", "edge_camera_decode_cpu_seconds_total"):
+        assert {key: value for key, value in after.items() if key[0] == name} == {
+            key: value for key, value in before.items() if key[0] == name
+        }
+    assert after["edge_camera_state_seconds", frozenset({"camera": "gate", "model": "other"}.items())] == 90
 
 
 def test_counters_only_grow(server: WebServer, control: Path, door: FakeDoor) -> None:
