@@ -41,12 +41,12 @@ class Backoff:
         if self._up_since_ns is None:
             self._up_since_ns = self._clock.monotonic_ns()
 
-    def next_delay_s(self) -> float:
-        """The source failed: seconds to wait before it is tried again."""
+    def next_delay_s(self, at_least_s: float = 0.0) -> float:
+        """The source failed: seconds to wait before it is tried again, `at_least_s` and the back-off."""
         if self._up_since_ns is not None and self._clock.monotonic_ns() - self._up_since_ns >= self._stable_ns:
             self._failures = 0
         self._up_since_ns = None
         # The exponent is bounded: after a month of failures 2.0**n would overflow.
         limit_s = min(self._limit_s, self._base_s * 2.0 ** min(self._failures, 30))
         self._failures += 1
-        return self._rng.uniform(0.0, limit_s) if self._jitter else limit_s
+        return at_least_s + (self._rng.uniform(0.0, limit_s) if self._jitter else limit_s)

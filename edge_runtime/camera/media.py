@@ -1,4 +1,4 @@
-"""Video files, folders of images and HTTP streams as cameras; the same door for evaluation and probing.
+"""Video files, folders of images, network streams and devices as cameras; the same door for evaluation and probing.
 
 PyAV itself stays behind `camera/av.py`, which is imported when something is opened.
 """
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_runtime.backoff import Backoff
-from edge_runtime.camera.options import CameraOptions
+from edge_runtime.camera.options import CameraOptions, Transport
 from edge_runtime.camera.pacing import nominal_interval_ns
-from edge_runtime.camera.source import Alone, Intake, Ledger, Picture, Session, SourceCamera
+from edge_runtime.camera.source import REFUSED_S, Alone, Intake, Ledger, Picture, Session, SourceCamera
+from edge_runtime.camera.streams import Stream, kind_of, local_path, stream_of, verified
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
 from edge_runtime.records.frames import Pixels
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FILE_OPTIONS = {"protocol_whitelist": "file"}
-_HTTP_OPTIONS = {
-    "protocol_whitelist": "http,https,tcp,tls,httpproxy,crypto,data",
-    # us of stream that may be read to learn about it; FFmpeg's 5 s would be 5 s without a picture.
-    "analyzeduration": "1000000",
-}
 _IMAGE_CODECS = {".jpg": "mjpeg", ".jpeg": "mjpeg", ".png": "png", ".bmp": "bmp", ".webp": "webp"}
 
 
@@ -90,43 +85,19 @@ class FolderSession:
         pass
 
 
-def _is_http(url: str) -> bool:
-    return url.lower().startswith(("http://", "https://"))
-
-
-def local_path(url: str) -> Path:
-    """The path of `file:PATH`, `file:///PATH` or a plain path."""
-    if url.startswith("file:"):
-        url = url.removeprefix("file:")
-        url = url.removeprefix("//") if url.startswith("///") else url
-    return Path(url)
-
-
-def _open_file(path: Path, intake: Intake, clock: Clock) -> ContainerSession:
+def _open_stream(stream: Stream, intake: Intake, clock: Clock) -> ContainerSession:
     from edge_runtime.camera.av import ContainerSession
 
-    if not path.exists():
-        raise CameraError(f"no such file: {path}", retryable=True)
-    if not path.is_file():
-        # A FIFO or a device would block the open for ever.
-        raise CameraError(f"{path} is not a regular file", retryable=True)
-    # The scheme keeps FFmpeg from reading a colon in the name as a protocol; the whitelist keeps a
-    # playlist from reaching into the network.
-    return ContainerSession(f"file:{path.absolute()}", intake, clock, None, _FILE_OPTIONS)
-
-
-def _open_http(url: str, intake: Intake, clock: Clock, timeouts_s: tuple[float, float]) -> ContainerSession:
-    from edge_runtime.camera.av import ContainerSession
-
-    return ContainerSession(url, intake, clock, timeouts_s, _HTTP_OPTIONS)
+    return ContainerSession(stream, intake, clock)
 
 
 class AvCamera(SourceCamera):
-    """A video file, a folder of images or an HTTP stream as a camera.
+    """A video file, a folder of images, a network stream or a V4L2 device as a camera.
 
-    `url`: `file:PATH`, a plain path, or http(s)://. `fps` caps the rate; of a folder it is the rate at which
-    its images are shown (default 1). `pace` and `loop` count for files and folders only. An HTTP source is
-    live: not paced, and opened again after it ends or fails, within `open_s` and `stall_s`.
+    `url`: `file:PATH`, a plain path, rtsp(s)://, http(s):// (MJPEG, HLS, MPEG-TS) or `v4l2:/dev/videoN`. `fps` caps the
+    rate; of a folder it is the rate at which its images are shown (default 1). `pace` and `loop` count for files and
+    folders only. All others are live: captured as they come (HLS and recordings on a server: when they are due), and
+    opened again after they end or fail, within `open_s` and `stall_s`.
     Without `loop` a file ends in state `stopped`. A file without a video stream, or with one that cannot be
     decoded, stays `down` for good; all other faults are retried (see SourceCamera).
     """
@@ -137,28 +108,40 @@ class AvCamera(SourceCamera):
         *,
         clock: Clock | None = None,
         backoff: Backoff | None = None,
+        refused_s: float = REFUSED_S,
     ) -> None:
         clock = clock or SystemClock()
-        url, fps = options.url, options.fps
-        path = None if _is_http(url) else local_path(url)
+        self._options = options
+        live = kind_of(options.url) != "file"
 
         def open_session(intake: Intake) -> Session:
-            if path is None:
-                return _open_http(url, intake, clock, (options.open_s, options.stall_s))
-            if path.is_dir():
-                return FolderSession(path, intake.ledger, clock, fps)
-            return _open_file(path, intake, clock)
+            if not live and (folder := local_path(options.url)).is_dir():
+                return FolderSession(folder, intake.ledger, clock, options.fps)
+            return self._open_container(intake, clock)
 
         super().__init__(
             options.name,
             open_session,
-            live=path is None,
-            fps=fps,
+            live=live,
+            fps=options.fps,
             pace=options.pace,
             loop=options.loop,
             clock=clock,
             backoff=backoff,
+            open_s=options.open_s if live else None,
+            stall_s=options.stall_s if live else None,
+            refused_s=refused_s,
         )
+        if verified(options) is False:
+            log.info("camera %s: its certificate is not verified, since no ca_file is given", options.name)
+
+    def _open_container(self, intake: Intake, clock: Clock) -> Session:
+        stream = stream_of(self._options)
+        session = _open_stream(stream, intake, clock)
+        if stream.live:
+            self.play(session.in_bursts)
+        intake.ledger.opened("pyav")
+        return session
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,31 +155,22 @@ class ProbeResult:
     frames: int | None
 
 
-def probe(url: str, *, timeout_s: float = 10.0) -> ProbeResult:
+def probe(
+    url: str, *, timeout_s: float = 10.0, transport: Transport = "tcp", ca_file: str | None = None
+) -> ProbeResult:
     """Open `url` (as AvCamera takes it) and decode one picture.
 
     Raises CameraError where there is none: nothing there, no video, no decodable picture.
     """
     clock = SystemClock()
-    intake = Alone(clock)
-    path = None if _is_http(url) else local_path(url)
+    options = CameraOptions("probe", url, transport=transport, open_s=timeout_s, stall_s=timeout_s, ca_file=ca_file)
+    path = local_path(url) if kind_of(url) == "file" else None
     where = None if path is None else str(path)
     if path is not None and path.is_dir():
-        folder = FolderSession(path, intake.ledger, clock, None)
-        for image in folder.paths:
-            try:
-                pixels = _read_image(image)
-            except CameraError:
-                continue
-            return ProbeResult(
-                pixels.width, pixels.height, None, _IMAGE_CODECS[image.suffix.lower()], len(folder.paths)
-            )
-        raise CameraError("no picture in it could be decoded", where=where)
+        return _probe_folder(FolderSession(path, Alone(clock).ledger, clock, None), where)
+    intake = Alone(clock, within_s=None if path is not None else timeout_s)
     try:
-        if path is None:
-            session = _open_http(url, intake, clock, (timeout_s, timeout_s))
-        else:
-            session = _open_file(path, intake, clock)
+        session = _open_stream(stream_of(options), intake, clock)
     except CameraError as error:
         raise CameraError(
             error.message, code=error.code, where=where, remedy=error.remedy, retryable=error.retryable
@@ -209,3 +183,13 @@ def probe(url: str, *, timeout_s: float = 10.0) -> ProbeResult:
         return ProbeResult(picture.pixels.width, picture.pixels.height, fps, session.codec, session.frames)
     finally:
         session.close()
+
+
+def _probe_folder(folder: FolderSession, where: str | None) -> ProbeResult:
+    for image in folder.paths:
+        try:
+            pixels = _read_image(image)
+        except CameraError:
+            continue
+        return ProbeResult(pixels.width, pixels.height, None, _IMAGE_CODECS[image.suffix.lower()], len(folder.paths))
+    raise CameraError("no picture in it could be decoded", where=where)

@@ -6,167 +6,33 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
 
 from edge_runtime.backoff import Backoff
-from edge_runtime.camera.pacing import JUMP_NS, Pacer, RateCap, Timeline
+from edge_runtime.camera.ledger import Ledger as Ledger
+from edge_runtime.camera.ledger import StateLog
+from edge_runtime.camera.liveness import Liveness
+from edge_runtime.camera.pacing import AHEAD_NS, Pacer, RateCap, Timeline
+from edge_runtime.camera.session import INTERRUPTED, REFUSED
+from edge_runtime.camera.session import STALLED as STALLED
+from edge_runtime.camera.session import Alone as Alone
+from edge_runtime.camera.session import Intake as Intake
+from edge_runtime.camera.session import Pace as Pace
+from edge_runtime.camera.session import Picture as Picture
+from edge_runtime.camera.session import Session as Session
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
-from edge_runtime.records.cameras import (
-    STOPPED_ON_REQUEST,
-    CameraEffort,
-    CameraState,
-    CameraStatus,
-    SourceCounters,
-)
-from edge_runtime.records.frames import Frame, Pixels
+from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraEffort, CameraState, CameraStatus, SourceCounters
+from edge_runtime.records.frames import Frame
 from edge_runtime.records.spec import InputSpec
 from edge_runtime.source_url import redact_text
 
 log = logging.getLogger(__name__)
 
-Pace = Literal["realtime", "max"]
-
-STALLED = "camera_stalled"
-"""Code of the CameraError of a source that is connected and silent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """An intact picture as a session gives it.
-
-    `pts_ns` is the source's own presentation time, to be distrusted; `t_packet_ns` the monotonic time at
-    which its packet left the demuxer. `skipped`: packets before it, since the last picture, that were not decoded.
-    """
-
-    pixels: Pixels
-    pts_ns: int | None
-    t_packet_ns: int
-    skipped: int = 0
-
-
-class Session(Protocol):
-    """One opened source, from open to end or fault."""
-
-    @property
-    def interval_ns(self) -> int | None:
-        """The nominal frame interval, None where the source declares nothing believable."""
-        ...
-
-    def pictures(self) -> Iterator[Picture]:
-        """Intact pictures until the source ends. Raises CameraError; `code` STALLED after a read time-out."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Intake(Protocol):
-    """What a session may ask of the camera that it reads for. On the reading thread."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def inputs(self) -> Sequence[InputSpec]:
-        """What models will make of the pictures; empty: not known."""
-        ...
-
-    def early(self, pts_ns: int | None, t_packet_ns: int) -> tuple[int, int]:
-        """(ns by which a picture of these times is too early to be kept by the cap, the cap's step in ns).
-
-        (0, step): it would be kept, as far as anybody can tell; a step of 0: everything is. Changes nothing.
-        """
-        ...
-
-
-class Alone:
-    """The Intake of a session without a camera: keeps everything."""
-
-    inputs: Sequence[InputSpec] = ()
-
-    def __init__(self, clock: Clock) -> None:
-        self.ledger = Ledger(clock)
-
-    def early(self, pts_ns: int | None, t_packet_ns: int) -> tuple[int, int]:  # noqa: ARG002
-        return 0, 0
-
-
-class Ledger:
-    """A camera's state, counters and effort behind one lock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._counters = SourceCounters()
-        self._effort = CameraEffort()
-        self._status = CameraStatus("starting", "not opened yet", clock.monotonic_ns())
-
-    def count(
-        self,
-        *,
-        decoded: int = 0,
-        skipped_rate: int = 0,
-        skipped_codec: int = 0,
-        corrupt: int = 0,
-        pre_key: int = 0,
-        duplicate: int = 0,
-    ) -> None:
-        """Add to the counters, all of them at once for whoever copies."""
-        with self._lock:
-            counters = self._counters
-            counters.decoded += decoded
-            counters.skipped_rate += skipped_rate
-            counters.skipped_codec += skipped_codec
-            counters.corrupt += corrupt
-            counters.pre_key += pre_key
-            counters.duplicate += duplicate
-
-    def deliver(self) -> bool:
-        """Count a picture that becomes a frame: the source is up. True where it was not before."""
-        with self._lock:
-            self._counters.decoded += 1
-            if self._status.state == "up" and self._status.reason is None:
-                return False
-            self._status = CameraStatus("up", None, self._clock.monotonic_ns())
-            return True
-
-    def enter(self, state: CameraState, reason: str | None) -> bool:
-        """Change the state; True where it is another one. `since_ns` stays while only the reason changes."""
-        with self._lock:
-            old = self._status
-            if (old.state, old.reason) == (state, reason):
-                return False
-            since_ns = old.since_ns if old.state == state else self._clock.monotonic_ns()
-            self._status = CameraStatus(state, reason, since_ns)
-            return old.state != state
-
-    def status(self) -> CameraStatus:
-        with self._lock:
-            return self._status
-
-    def counters(self) -> SourceCounters:
-        with self._lock:
-            return replace(self._counters)
-
-    def opened(self, backend: str) -> None:
-        """The source was opened by `backend` (see CameraEffort)."""
-        with self._lock:
-            self._effort = replace(self._effort, opened=self._effort.opened + 1, backend=backend)
-
-    def spent(self, *, decode_cpu_ns: int = 0, saved_cpu_ns: int = 0) -> None:
-        """Decoding took CPU time, or did not."""
-        with self._lock:
-            effort = self._effort
-            self._effort = replace(
-                effort,
-                decode_cpu_ns=effort.decode_cpu_ns + decode_cpu_ns,
-                saved_cpu_ns=effort.saved_cpu_ns + saved_cpu_ns,
-            )
-
-    def effort(self) -> CameraEffort:
-        with self._lock:
-            return self._effort
+REFUSED_S = 30.0
+"""After a refused password: wait at least so long. Cameras lock accounts after a few attempts (typically 3 to 10 in
+some minutes)."""
+_REPLAY_NS = 60_000_000_000
+"""More than a live playlist holds."""
 
 
 class SourceCamera:
@@ -177,8 +43,12 @@ class SourceCamera:
     again at its end with `loop`. `fps` caps live and paced sources by capture time; with `"max"` it is not used, and
     `set_cap` makes `read` wait instead: no picture is lost.
 
-    Faults are retried for ever with `backoff`, a missing or damaged file too: it may be put right. Only an
-    error that is not retryable ends the camera: it stays `down` with the reason and `read` returns None.
+    Faults are retried for ever with `backoff`, a missing or damaged file too: it may be put right; a refused password
+    after `refused_s` at the earliest. Only an error that is not retryable ends the camera: it stays `down` with the
+    reason and `read` returns None.
+
+    `open_s` and `stall_s` are a live source's time-outs. A session keeps them as well as it can; `status` does not
+    depend on that: it tells of an open or a read that did not come back in time, too.
     """
 
     def __init__(
@@ -193,6 +63,9 @@ class SourceCamera:
         clock: Clock | None = None,
         backoff: Backoff | None = None,
         end_reason: str = "end of file",
+        open_s: float | None = None,
+        stall_s: float | None = None,
+        refused_s: float = REFUSED_S,
     ) -> None:
         self._name = name
         self._opener = opener
@@ -209,15 +82,21 @@ class SourceCamera:
         self._timeline = Timeline()
         self._pacer = Pacer()
         self._ledger = Ledger(self._clock)
+        self._log = StateLog(name, self._clock)
+        self._refused_s = refused_s
+        self._liveness = Liveness(self._ledger, self._log, open_s, stall_s, self._clock) if live else None
         self._stop = threading.Event()
         self._paused = False
         self._rates = threading.Lock()
         self._inputs: tuple[InputSpec, ...] = ()
         self._last_pts_ns: int | None = None
+        self._seam_pts_ns: int | None = None
         self._changed = threading.Event()
         self._session: Session | None = None
         self._pictures: Iterator[Picture] = iter(())
         self._pass_delivered = False
+        self._skipped_before = 0
+        self._passed = 0  # packets since the last picture
         self._ended = False
         self._next_id = 0
         self._last_capture_ns = -1
@@ -245,7 +124,10 @@ class SourceCamera:
             try:
                 picture = self._next_picture()
             except CameraError as error:
-                self._lose(error)
+                if error.code == INTERRUPTED:
+                    self._close_session()
+                else:
+                    self._lose(error)
                 continue
             except Exception as error:  # noqa: BLE001
                 # One camera's surprise must not end its thread. A foreign message may carry the address.
@@ -295,7 +177,7 @@ class SourceCamera:
         self._ended = True
 
     def status(self) -> CameraStatus:
-        return self._ledger.status()
+        return self._ledger.status() if self._liveness is None else self._liveness.status()
 
     def source(self) -> SourceCounters:
         return self._ledger.counters()
@@ -313,23 +195,52 @@ class SourceCamera:
     def inputs(self) -> Sequence[InputSpec]:
         return self._inputs
 
-    def early(self, pts_ns: int | None, t_packet_ns: int) -> tuple[int, int]:
+    def early(self, pts_ns: int | None, t_packet_ns: int, skipped: int = 0) -> tuple[int, int]:
         """See Intake. A paced file's picture is captured when it is due, which its presentation time tells."""
         if self._full_pace:
             return 0, 0
         t_capture_ns = t_packet_ns
         if self._paced:
-            if pts_ns is None or self._last_pts_ns is None or abs(pts_ns - self._last_pts_ns) > JUMP_NS:
+            reach_ns = self._timeline.reach_ns(skipped)
+            if pts_ns is None or self._last_pts_ns is None or abs(pts_ns - self._last_pts_ns) > reach_ns:
                 return 0, self._cap.step_ns
             t_capture_ns = self._last_capture_ns + pts_ns - self._last_pts_ns
+            self._passed = skipped + 1
+            if skipped and not self._live:
+                self._hold_back(t_capture_ns - AHEAD_NS)
         return self._cap.early_ns(t_capture_ns), self._cap.step_ns
+
+    def _hold_back(self, until_ns: int) -> None:
+        """While pictures are passed over nobody else waits, and a file would be through at once."""
+        while True:
+            self._changed.clear()
+            if self._stop.is_set():
+                raise CameraError("to stop", code=INTERRUPTED, retryable=True)
+            if self._paused:
+                self._rest()
+                return
+            if (wait_ns := until_ns - self._clock.monotonic_ns()) <= 0 or self._changed.wait(wait_ns / 1e9):
+                return
+
+    def arrived(self) -> None:
+        if self._liveness is None:
+            return
+        if self._stop.is_set() or self._paused:
+            raise CameraError("to stop or to pause", code=INTERRUPTED, retryable=True)
+        self._liveness.arrived(self._cap.step_ns)
+
+    def play(self, in_bursts: bool) -> None:
+        """For a live source, when it is opened: does it come in bursts (HLS) that are to be played at their pace?
+
+        Its pictures are then captured when they are due, like a file's; otherwise when they come.
+        """
+        self._paced = in_bursts
 
     def _rest(self) -> None:
         """Paused: wait for `resume` or `stop`. A file stays open where it is; a live source would only go stale."""
         if self._live:
             self._close_session()
-        if self._ledger.enter("paused", "paused by a command"):
-            log.info("camera %s: paused", self._name)
+        self._enter("paused", "paused by a command")
         while self._paused and not self._stop.is_set():
             self._changed.clear()
             if self._paused and not self._stop.is_set():
@@ -353,20 +264,23 @@ class SourceCamera:
 
     def _next_picture(self) -> Picture | None:
         """The next picture; None where a pass or the source has ended. Raises CameraError."""
-        if self._session is None:
-            self._session = self._opener(self)
-            self._timeline.splice(self._session.interval_ns)
-            self._last_pts_ns = None
-            self._pictures = self._session.pictures()
-            self._pass_delivered = False
-        picture = next(self._pictures, None)
+        picture: Picture | None = None
+        try:
+            if self._session is None:
+                self._open()
+            if self._liveness is not None:
+                self._liveness.asked()
+            picture = next(self._pictures, None)
+        finally:
+            if self._liveness is not None:
+                self._liveness.answered(picture is not None)
         if picture is not None:
             self._pass_delivered = True
             return picture
         self._close_session()
         if self._live:
             raise CameraError("the source closed the stream", retryable=True)
-        if not self._pass_delivered:
+        if not self._pass_delivered and self._ledger.damage()[2] == self._skipped_before:
             # Never begin again at once: a loop over a file without pictures would spin.
             raise CameraError("no picture in it could be decoded", retryable=True)
         if not self._loop:
@@ -374,9 +288,33 @@ class SourceCamera:
             self._ledger.enter("stopped", self._end_reason)
         return None
 
+    def _open(self) -> None:
+        if self._liveness is not None:
+            self._liveness.opening()
+        self._session = self._opener(self)
+        # A file's times go on over its end, whether or not its last pictures were decoded.
+        self._timeline.splice(self._session.interval_ns, 0 if self._live else self._passed)
+        self._seam_pts_ns = self._last_pts_ns if self._paced and self._ledger.status().state == "stalled" else None
+        self._last_pts_ns = None
+        self._pictures = self._session.pictures()
+        self._pass_delivered = False
+        self._skipped_before = self._ledger.damage()[2]
+        if self._liveness is not None:
+            self._liveness.opened()
+            # Where a source that comes in bursts goes on has nothing to do with where it broke off.
+            self._pacer.restart()
+
+    def _enter(self, state: CameraState, reason: str) -> None:
+        self._ledger.enter(state, reason)
+        self._log.tell(state, reason)
+
     def _admit(self, picture: Picture) -> Frame | None:
         """Stamp, cap and pace one picture; None where it is not wanted or `stop` came."""
+        if self._is_replayed(picture.pts_ns):
+            self._ledger.count(decoded=1, duplicate=1)
+            return None
         media_ns = self._timeline.stamp(picture.pts_ns, picture.skipped)
+        self._passed = 0
         if media_ns is None:
             self._ledger.count(decoded=1, duplicate=1)
             return None
@@ -394,10 +332,19 @@ class SourceCamera:
                     return None
         self._backoff.up()
         if self._ledger.deliver():
-            log.info("camera %s: up, %d x %d px", self._name, picture.pixels.width, picture.pixels.height)
+            self._log.tell("up", f"{picture.pixels.width} x {picture.pixels.height} px")
         frame = Frame(self._name, self._next_id, t_capture_ns, picture.pixels)
         self._next_id += 1
         return frame
+
+    def _is_replayed(self, pts_ns: int | None) -> bool:
+        """Opened again after a stall, HLS whose playlist stands still begins with the last segments once more."""
+        if self._seam_pts_ns is None or pts_ns is None:
+            return False
+        if self._seam_pts_ns - _REPLAY_NS < pts_ns <= self._seam_pts_ns:
+            return True
+        self._seam_pts_ns = None
+        return False
 
     def _due_ns(self, media_ns: int) -> int:
         before = self._pacer.reanchored
@@ -410,15 +357,19 @@ class SourceCamera:
 
     def _lose(self, error: CameraError) -> None:
         self._close_session()
-        reason = redact_text(error.message)
-        state: CameraState = "stalled" if error.code == STALLED else "down"
-        delay_s = self._backoff.next_delay_s()
-        if self._ledger.enter(state, reason):
-            log.warning("camera %s: %s: %s", self._name, state, reason)
+        reason = redact_text(f"{error.message} ({error.remedy})" if error.remedy else error.message)
+        self._enter("stalled" if error.code == STALLED else "down", reason)
         if not error.retryable:
             self._ended = True
             return
-        self._stop.wait(delay_s)
+        wait_s = self._backoff.next_delay_s(at_least_s=self._refused_s if error.code == REFUSED else 0.0)
+        t_end_ns = self._clock.monotonic_ns() + round(wait_s * 1e9)
+        while (wait_ns := t_end_ns - self._clock.monotonic_ns()) > 0:
+            self._changed.clear()
+            # A changed cap wakes it as well, and does not end the wait.
+            if self._stop.is_set() or self._paused:
+                return
+            self._changed.wait(wait_ns / 1e9)
 
     def _close_session(self) -> None:
         session, self._session = self._session, None

@@ -25,6 +25,19 @@ def numbered(count: int, width: int = WIDTH, height: int = HEIGHT) -> list[NDArr
     return [SyntheticPixels(number, width, height).to_rgb() for number in range(count)]
 
 
+def textured(count: int, width: int = 320, height: int = 240) -> list[NDArray[np.uint8]]:
+    """RGB pictures that move over a fixed pattern: what goes missing in one shows in all that are decoded from it."""
+    rng = np.random.default_rng(3)
+    pattern = rng.integers(64, 192, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+    pictures = []
+    for number in range(count):
+        picture = np.roll(pattern[:height, :width], number, axis=1)
+        left = number * 5 % (width - width // 4)
+        picture[height // 4 : height // 2, left : left + width // 4] = (200, number * 9 % 256, 30)
+        pictures.append(picture)
+    return pictures
+
+
 def encode(
     path: Path,
     pictures: Iterable[NDArray[np.uint8]],
@@ -50,6 +63,26 @@ def encode(
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return path
+
+
+def repeated(source: Path, target: Path, times: int) -> Path:
+    """The same packets again and again, their times going on. `source` ends before a key frame."""
+    with av.open(str(target), "w") as out:
+        stream: Any = None
+        start = 0
+        for _ in range(times):
+            with av.open(str(source)) as container:
+                video = container.streams.video[0]
+                stream = stream or out.add_stream_from_template(video)
+                end = start
+                for packet in container.demux(video):
+                    if packet.size and packet.pts is not None and packet.dts is not None:
+                        packet.pts, packet.dts = packet.pts + start, packet.dts + start
+                        end = max(end, packet.pts + (packet.duration or 0))
+                        packet.stream = stream
+                        out.mux(packet)
+                start = end
+    return target
 
 
 def image(rgb: NDArray[np.uint8], codec: str = "png", pix_fmt: str = "rgb24") -> bytes:
