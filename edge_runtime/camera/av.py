@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any
 
 import av
@@ -16,9 +15,11 @@ from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
+from edge_runtime.camera.av_decoding import Decoding, losses, watch_for_losses
 from edge_runtime.camera.av_pixels import AvPixels, reason_of
 from edge_runtime.camera.pacing import nominal_interval_ns
 from edge_runtime.camera.source import STALLED, Intake, Picture
+from edge_runtime.camera.streams import Stream
 from edge_runtime.clock import Clock
 from edge_runtime.errors import CameraError
 
@@ -26,9 +27,7 @@ log = logging.getLogger(__name__)
 
 # A title in another encoding must not keep a clip from being opened. PyAV 19 is lenient and has no such argument.
 _OPEN_OPTIONS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
-# A stream whose key frames are never marked (intra refresh) is taken as it comes after this many.
-_KEY_PATIENCE_PACKETS = 300
-_PACKET_TIMES = 64
+_MAX_PIXELS = 1 << 26
 
 
 def _single_threaded(context: CodecContext) -> None:
@@ -37,40 +36,61 @@ def _single_threaded(context: CodecContext) -> None:
     context.thread_count = 1
 
 
+def _opened(stream: Stream) -> InputContainer:
+    """Raises CameraError."""
+    if stream.kind == "rtsp":
+        watch_for_losses()
+    started_s = time.monotonic()
+    container: InputContainer | None = None
+    try:
+        # Files get no time-out: PyAV's callback takes the GIL on every block that is read.
+        container = av.open(
+            stream.target,
+            mode="r",
+            format=stream.format,
+            options=stream.options,
+            timeout=stream.timeouts_s,
+            **_OPEN_OPTIONS,
+        )
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        fault = stream.fault(getattr(error, "errno", None), reason_of(error))
+    if stream.timeouts_s and time.monotonic() - started_s >= stream.timeouts_s[0]:
+        # FFmpeg may call it a success: whatever the description said is then all that is known.
+        fault = stream.no_answer()
+        if container is not None:
+            container.close()
+    elif container is not None:
+        return container
+    # Out here, so that FFmpeg's error, which carries the address with its password, is not its context.
+    raise fault
+
+
 class ContainerSession:
     """A Session on a file or network stream.
 
-    `timeouts_s` (open, read) makes it live; a file has none. Raises CameraError where it cannot be opened.
+    Raises CameraError where it cannot be opened. An open cannot be ended from outside: PyAV looks at nothing but its
+    time-outs, and twice at the one for opening: once for the connection and once for learning what comes.
     """
 
-    def __init__(
-        self, target: str, intake: Intake, clock: Clock, timeouts_s: tuple[float, float] | None, options: dict[str, str]
-    ) -> None:
+    def __init__(self, stream: Stream, intake: Intake, clock: Clock) -> None:
         self._intake = intake
         self._ledger = intake.ledger
         self._clock = clock
-        self._read_timeout_s = timeouts_s[1] if timeouts_s else None
-        live = timeouts_s is not None
-        opened_s = time.monotonic()
+        self._read_timeout_s = stream.timeouts_s[1] if stream.timeouts_s else None
+        self._container = _opened(stream)
         try:
-            # Files get no time-out: PyAV's callback takes the GIL on every block that is read.
-            self._container: InputContainer = av.open(
-                target, mode="r", options=options, timeout=timeouts_s, **_OPEN_OPTIONS
-            )
-        except (av.error.FFmpegError, OSError, ValueError) as error:
-            if timeouts_s and time.monotonic() - opened_s >= timeouts_s[0]:
-                raise CameraError(f"no answer within {timeouts_s[0]:g} s", retryable=True) from None
-            # Not chained: FFmpeg's error carries the address with its password.
-            raise CameraError(f"cannot open: {reason_of(error)}", retryable=True) from None
-        try:
-            self._stream = self._video_stream(live)
+            self._stream = self._video_stream(stream.live)
         except CameraError:
             self._container.close()
             raise
-        self._intra_only = self._stream.codec_context.codec.intra_only
-        self.interval_ns = nominal_interval_ns(
-            next((float(r) for r in (self._stream.average_rate, self._stream.guessed_rate) if r), None)
+        # HLS comes a segment at a time, a recording on a server as fast as the network allows.
+        self.in_bursts = stream.live and (
+            self._container.format.name == "hls" or (stream.kind == "http" and bool(self._container.duration))
         )
+        rates = (self._stream.average_rate, self._stream.guessed_rate)
+        # Without times in the stream FFmpeg says 25 for MJPEG over HTTP, whatever comes.
+        said = self._container.format.name != "mpjpeg"
+        self.interval_ns = nominal_interval_ns(next((float(rate) for rate in rates if rate and said), None))
 
     @property
     def codec(self) -> str:
@@ -95,46 +115,27 @@ class ContainerSession:
         for other in self._container.streams:
             if other.index != stream.index:
                 other.discard = av.stream.Discard.all
-        _single_threaded(stream.codec_context)
+        context = stream.codec_context
+        _single_threaded(context)
+        # A damaged header may claim any size. A JPEG that breaks off comes out grey below, without a flag, otherwise.
+        context.options = {"max_pixels": str(_MAX_PIXELS)} | (
+            {"err_detect": "explode"} if context.name == "mjpeg" else {}
+        )
         return stream
 
     def pictures(self) -> Iterator[Picture]:
         """Intact pictures in presentation order; the rest is counted. Raises CameraError."""
-        time_base = self._stream.time_base or Fraction(1, 1)
-        left: dict[int, int] = {}
-        started, damaged, waited = self._intra_only, False, 0
-        for packet in self._packets():
-            t_packet_ns = self._clock.monotonic_ns()
-            if packet.size:
-                if not started and not packet.is_keyframe and waited < _KEY_PATIENCE_PACKETS:
-                    waited += 1
-                    self._ledger.count(pre_key=1)
-                    continue
-                started = True
-                if packet.pts is not None:
-                    left[packet.pts] = t_packet_ns
-                    if len(left) > _PACKET_TIMES:
-                        del left[next(iter(left))]
-            try:
-                frames = packet.decode()
-            except (av.error.FFmpegError, MemoryError):
-                self._ledger.count(corrupt=1)
-                damaged, waited = not self._intra_only, 0
-                continue
-            for frame in frames:
-                if frame.is_corrupt:
-                    damaged, waited = not self._intra_only, 0
-                    self._ledger.count(corrupt=1)
-                    continue
-                if damaged and not frame.key_frame and waited < _KEY_PATIENCE_PACKETS:
-                    # It is decoded from a damaged picture: FFmpeg doesn't say so, but it smears.
-                    waited += 1
-                    self._ledger.count(corrupt=1)
-                    continue
-                damaged = False
-                pts_ns = None if frame.pts is None else _ns(frame.pts, frame.time_base or time_base)
-                t_left_ns = t_packet_ns if frame.pts is None else left.pop(frame.pts, t_packet_ns)
-                yield Picture(AvPixels(frame), pts_ns, t_left_ns)
+        decoding = Decoding(self._stream, self._intake, live=self._read_timeout_s is not None)
+        seen = losses()
+        try:
+            for packet in self._packets():
+                if (lost := losses()) != seen:
+                    # In this packet or the next, which may be a key frame: FFmpeg reads ahead by one.
+                    seen = lost
+                    decoding.lose()
+                yield from decoding.feed(packet, self._clock.monotonic_ns())
+        finally:
+            decoding.settle()
 
     def _packets(self) -> Iterator[Packet[VideoStream]]:
         """Packets to the end, an empty one last. Raises CameraError; a file's read error ends it instead."""
@@ -144,29 +145,36 @@ class ContainerSession:
             # Demuxers hand out what they hold when a read is interrupted, and only then the error, or turn
             # it into the end of the stream: the wait before counts too.
             was_silent, asked_s = silent, time.monotonic()
+            fault: CameraError | None = None
             try:
                 packet = next(packets, None)
+            except IndexError:
+                # A packet of a stream that was not there when it was opened (TS): PyAV knows none of that number.
+                packets = self._container.demux(self._stream)
+                continue
             except av.error.FFmpegError as error:
                 if self._read_timeout_s is None:
                     log.warning("a file ends early: %s", reason_of(error))
                     self._ledger.count(corrupt=1)
                     return
                 if was_silent or isinstance(error, av.error.ExitError):
-                    raise self._stalled() from None
-                raise CameraError(f"reading failed: {reason_of(error)}", retryable=True) from None
+                    fault = self._stalled()
+                else:
+                    fault = CameraError(f"reading failed: {reason_of(error)}", retryable=True)
+            # Out here, so that FFmpeg's error, which carries the address with its password, is not its context.
+            if fault is not None:
+                raise fault
             if packet is None:
                 return
             silent = self._read_timeout_s is not None and time.monotonic() - asked_s >= self._read_timeout_s
             if not packet.size and (silent or was_silent):
                 raise self._stalled()
+            if packet.size:
+                self._intake.arrived()
             yield packet
 
     def _stalled(self) -> CameraError:
         return CameraError(f"no data for {self._read_timeout_s or 0:g} s", code=STALLED, retryable=True)
-
-
-def _ns(pts: int, time_base: Fraction) -> int:
-    return pts * time_base.numerator * 1_000_000_000 // time_base.denominator
 
 
 def decode_image(data: bytes) -> AvPixels:

@@ -15,11 +15,21 @@ from collections.abc import Sequence
 
 import av.error
 import numpy as np
+from av.sidedata.sidedata import SideDataContainer
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
-from edge_runtime.camera.place import check_place, fill_borders, fill_picture, windows
+from edge_runtime.camera.place import (
+    QUARTERS,
+    UPRIGHT,
+    Orientation,
+    check_place,
+    fill_borders,
+    fill_picture,
+    turned,
+    windows,
+)
 from edge_runtime.errors import CameraError
 from edge_runtime.records.frames import Float32Array, Transform
 from edge_runtime.records.spec import InputSpec
@@ -37,6 +47,8 @@ _SPC_UNSPECIFIED, _SPC_BT470BG, _SPC_SMPTE170M, _SPC_BT2020_NCL = 2, 5, 6, 9
 _TAG_UNSPECIFIED = 2
 _KNOWN_MATRICES = frozenset({0, 1, 2, 4, 6, 7, 8, 9})
 _LIMITED_RANGE, _FULL_RANGE = 1, 2
+# A display matrix turns by a quarter where its other terms are at most this share (about 6 degrees).
+_SKEW = 0.1
 
 
 class _Reformatters(threading.local):
@@ -74,10 +86,11 @@ def _reformat(frame: VideoFrame, width: int, height: int, pixel_format: str) -> 
         ) from error
 
 
-def scale(frame: VideoFrame, spec: InputSpec, transform: Transform) -> VideoFrame:
+def scale(frame: VideoFrame, spec: InputSpec, transform: Transform, orientation: Orientation = UPRIGHT) -> VideoFrame:
     """First half of `AvPixels.write_into`: `frame` at the resized size of `transform`, as planar float GBR.
 
-    `frame` is one that an AvPixels holds. Raises CameraError where swscale refuses the format or size.
+    `frame` and `orientation` are an AvPixels'; `transform` is the upright picture's, what is returned lies as `frame`
+    does. Raises CameraError where swscale refuses the format or size.
     """
     if transform.resized_width * transform.resized_height > _MAX_RESIZED_PIXELS:
         raise CameraError(
@@ -86,17 +99,20 @@ def scale(frame: VideoFrame, spec: InputSpec, transform: Transform) -> VideoFram
             code="pixels_unreadable",
             remedy="use a letterbox or stretch for a picture of this shape",
         )
-    return _reformat(frame, transform.resized_width, transform.resized_height, _FORMAT)
+    width, height = orientation.sides(transform.resized_width, transform.resized_height)
+    return _reformat(frame, width, height, _FORMAT)
 
 
-def convert(scaled: VideoFrame, place: Float32Array, spec: InputSpec, transform: Transform) -> None:
-    """Second half of `AvPixels.write_into`: what `scale` returned into `place`, normalised and padded.
+def convert(
+    scaled: VideoFrame, place: Float32Array, spec: InputSpec, transform: Transform, orientation: Orientation = UPRIGHT
+) -> None:
+    """Second half of `AvPixels.write_into`: what `scale` returned into `place`, upright, normalised and padded.
 
     `place` is [3, H, W] float32 of `spec`; every element is written. Raises ValueError for another place.
     """
     check_place(place, spec)
     inside, shown = windows(transform)
-    planes = [_plane(scaled, index) for index in _PLANES[spec.color]]
+    planes = [turned(_plane(scaled, index), orientation) for index in _PLANES[spec.color]]
     fill_borders(place, inside, spec)
     fill_picture(place, planes, _UNIT, spec, inside, shown)
 
@@ -108,16 +124,37 @@ def _plane(frame: VideoFrame, index: int) -> NDArray[np.float32]:
     return lines[: frame.height, : frame.width]
 
 
-class AvPixels:
-    """A decoded frame that puts itself into a model's input.
+def orientation_of(frame: VideoFrame) -> Orientation | None:
+    """What the frame's display matrix asks for, None where it turns by something else than quarters."""
+    try:
+        # Not `frame.side_data`: frame and container would hold each other, and every picture live until the collector.
+        data = SideDataContainer(frame).get("DISPLAYMATRIX")  # type: ignore[call-arg]  # the stubs lack it
+    except ValueError:  # another kind of side data, which PyAV doesn't know
+        return {0: UPRIGHT, 90: QUARTERS[3], -90: QUARTERS[1], 180: QUARTERS[2], -180: QUARTERS[2]}.get(frame.rotation)
+    if data is None:
+        return UPRIGHT
+    # Row vector times matrix: x' = a x + c y, y' = b x + d y, in 16.16 fixed point.
+    a, b, _, c, d = (int(term) for term in np.frombuffer(data, np.int32)[:5])
+    straight, crossed = min(abs(a), abs(d)), min(abs(b), abs(c))
+    if max(abs(b), abs(c)) <= straight * _SKEW:  # zeros included: a matrix of nothing says nothing
+        return Orientation(False, d < 0, a < 0)
+    if max(abs(a), abs(d)) <= crossed * _SKEW:
+        return Orientation(True, b < 0, c < 0)
+    return None
 
+
+class AvPixels:
+    """A decoded frame that puts itself into a model's input, upright.
+
+    `size` is the camera's own (width, height) in px, upright, where a decoder in hardware has scaled `frame` already.
     Matrix and range are the frame's own; where it says nothing, BT.601 and limited range (full for `yuvj`
-    and grey), which is FFmpeg's reading and what OpenCV gives. Rotation metadata is not applied.
+    and grey), which is FFmpeg's reading and what OpenCV gives. Rotation metadata (a display matrix of quarter turns
+    and flips) is applied: width, height and every transform are the upright picture's.
     """
 
-    __slots__ = ("_frame",)
+    __slots__ = ("_frame", "_orientation", "_size")
 
-    def __init__(self, frame: VideoFrame) -> None:
+    def __init__(self, frame: VideoFrame, size: tuple[int, int] | None = None) -> None:
         # PyAV's reformat writes these tags for the time of its call and puts them back. Set once to what
         # it would write, concurrent calls change nothing under each other. swscale also refuses reserved
         # transfer tags that it does not need (PyAV 17.1).
@@ -129,19 +166,32 @@ class AvPixels:
         elif matrix not in _KNOWN_MATRICES:
             frame.colorspace = _SPC_BT2020_NCL if matrix == _SPC_BT2020_NCL + 1 else _SPC_UNSPECIFIED
         self._frame = frame
+        self._orientation = orientation_of(frame)
+        self._size = size or (self._orientation or UPRIGHT).sides(frame.width, frame.height)
 
     @property
     def width(self) -> int:
-        return self._frame.width
+        return self._size[0]
 
     @property
     def height(self) -> int:
-        return self._frame.height
+        return self._size[1]
 
     @property
     def frame(self) -> VideoFrame:
         """The frame as decoded, for `scale`."""
         return self._frame
+
+    @property
+    def orientation(self) -> Orientation:
+        """How `frame` becomes upright. Raises CameraError where it would take more than quarter turns and flips."""
+        if self._orientation is None:
+            raise CameraError(
+                f"the stream asks for its picture to be turned by {-self._frame.rotation} degrees",
+                code="pixels_unreadable",
+                remedy="let the camera turn by 0, 90, 180 or 270 degrees",
+            )
+        return self._orientation
 
     def write_into(self, place: Float32Array, spec: InputSpec) -> Transform:
         """Scale, convert, normalise and pad into `place` ([3, H, W] float32, may hold old content).
@@ -151,8 +201,9 @@ class AvPixels:
         cannot be read, ValueError where `place` is not of the shape of `spec`.
         """
         check_place(place, spec)
-        transform = plan(self._frame.width, self._frame.height, spec)
-        convert(scale(self._frame, spec, transform), place, spec, transform)
+        transform = plan(self.width, self.height, spec)
+        orientation = self.orientation
+        convert(scale(self._frame, spec, transform, orientation), place, spec, transform, orientation)
         return transform
 
     def to_rgb(self) -> NDArray[np.uint8]:
@@ -160,10 +211,11 @@ class AvPixels:
         # Through the same planar floats as the model's input. swscale's packed RGB halves the chroma
         # resolution, and its unscaled yuv420p to 8-bit GBR leaves the last width % 16 columns unwritten
         # (FFmpeg 8.0 and 8.1, x86).
-        planar = _reformat(self._frame, self._frame.width, self._frame.height, _FORMAT)
-        rgb = np.empty((planar.height, planar.width, 3), np.uint8)
+        width, height = self._size
+        planar = _reformat(self._frame, *self.orientation.sides(width, height), _FORMAT)
+        rgb = np.empty((height, width, 3), np.uint8)
         for channel, index in enumerate(_PLANES["RGB"]):
-            levels = _plane(planar, index) * np.float32(_UNIT)
+            levels = turned(_plane(planar, index), self.orientation) * np.float32(_UNIT)
             levels += np.float32(0.5)
             np.minimum(levels, np.float32(255), out=levels)
             rgb[:, :, channel] = levels

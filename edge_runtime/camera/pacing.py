@@ -6,6 +6,8 @@ _NS_PER_S = 1_000_000_000
 
 JUMP_NS = 5 * _NS_PER_S
 LAG_NS = 1 * _NS_PER_S
+AHEAD_NS = _NS_PER_S // 2
+"""How far ahead of its time a paced file is read while its pictures are passed over."""
 DUPLICATES_IN_A_ROW = 5
 DEFAULT_INTERVAL_NS = 40_000_000
 MAX_RATE_HZ = 1000.0
@@ -32,14 +34,23 @@ class Timeline:
         self._media_ns = 0
         self._started = False
         self._duplicates = 0
+        self._skipped = 0
         self.restamped = 0
 
-    def splice(self, interval_ns: int | None) -> None:
-        """A new pass or connection begins: its first picture follows the last one at a nominal interval."""
+    def splice(self, interval_ns: int | None, skipped: int = 0) -> None:
+        """A new pass or connection begins: its first picture follows the last one at a nominal interval.
+
+        `skipped`: how many pictures at the end of the last pass were not decoded.
+        """
         if interval_ns is not None:
             self._nominal_ns = interval_ns
         self._last_pts_ns = None
         self._duplicates = 0
+        self._skipped = skipped
+
+    def reach_ns(self, skipped: int) -> int:
+        """The longest step forward that is no outlier, `skipped` pictures after the last one."""
+        return JUMP_NS + skipped * (self._nominal_ns or self._last_step_ns)
 
     def stamp(self, pts_ns: int | None, skipped: int = 0) -> int | None:
         """Media time (ns, from 0, strictly increasing) of the next picture; None where it is a duplicate.
@@ -53,6 +64,7 @@ class Timeline:
             self._last_pts_ns = pts_ns
             return self._media_ns
         last_ns = self._last_pts_ns
+        skipped, self._skipped = skipped + self._skipped, 0
         nominal_ns = self._nominal_ns or self._last_step_ns
         step_ns = nominal_ns * (skipped + 1)
         if pts_ns is not None and last_ns is not None:
@@ -63,7 +75,7 @@ class Timeline:
                     return None
             else:
                 self._duplicates = 0
-                if 0 < delta_ns <= JUMP_NS + skipped * nominal_ns:
+                if 0 < delta_ns <= self.reach_ns(skipped):
                     step_ns = delta_ns
                     self._last_step_ns = delta_ns // (skipped + 1)
                 else:

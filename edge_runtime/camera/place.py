@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,32 @@ from edge_runtime.records.spec import InputSpec
 
 Plane = NDArray[np.float32] | NDArray[np.uint8]
 Window = tuple[slice, slice]
+
+
+class Orientation(NamedTuple):
+    """How a picture as it lies in memory becomes upright: rows and columns exchanged first, then flipped."""
+
+    transposed: bool = False
+    flip_rows: bool = False
+    flip_columns: bool = False
+
+    def sides(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) of a picture in memory that is so large upright, or the other way round."""
+        return (height, width) if self.transposed else (width, height)
+
+
+UPRIGHT = Orientation()
+QUARTERS = (UPRIGHT, Orientation(True, False, True), Orientation(False, True, True), Orientation(True, True, False))
+"""Turns by so many quarters clockwise."""
+
+
+def turned(plane: NDArray[np.float32], orientation: Orientation) -> NDArray[np.float32]:
+    """A view of `plane` [rows, columns], upright."""
+    if orientation == UPRIGHT:
+        return plane
+    if orientation.transposed:
+        plane = plane.T
+    return plane[:: -1 if orientation.flip_rows else 1, :: -1 if orientation.flip_columns else 1]
 
 
 def check_place(place: Float32Array, spec: InputSpec) -> None:

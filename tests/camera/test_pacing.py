@@ -79,6 +79,60 @@ def test_media_time_only_goes_forward_and_never_stands_for_long(times: list[int 
         assert run <= 5
 
 
+@pytest.mark.parametrize("fps", [18, 20, 120, 100, 0.5])
+def test_any_rate_keeps_its_distance_and_a_change_is_followed(fps: float) -> None:
+    step = round(S / fps)
+    timeline = Timeline(40 * MS)
+    times = [timeline.stamp(index * step) for index in range(20)]
+    assert [b - a for a, b in pairwise(times) if a is not None and b is not None] == [step] * 19
+    later = [timeline.stamp(20 * step + index * 50 * MS) for index in range(20)]
+    assert [b - a for a, b in pairwise(later) if a is not None and b is not None] == [50 * MS] * 19
+
+
+def test_a_rate_modulo_100_is_only_used_where_there_are_no_times() -> None:
+    """A camera of 120 pictures a second that says 20."""
+    timeline = Timeline(nominal_interval_ns(20))
+    assert [timeline.stamp(index * S // 120) for index in range(4)] == [index * S // 120 for index in range(4)]
+
+
+def test_pictures_that_were_not_decoded_leave_their_time_and_make_no_jump_an_outlier() -> None:
+    timeline = Timeline(40 * MS)
+    assert timeline.stamp(0) == 0
+    assert timeline.stamp(60 * S, skipped=1499) == 60 * S
+    assert timeline.restamped == 0
+    assert timeline.stamp(60 * S + 36_000 * S, skipped=24) == 61 * S
+    assert timeline.restamped == 1
+    assert timeline.stamp(None, skipped=9) == 61 * S + 400 * MS
+    timeline.splice(40 * MS, skipped=24)
+    assert timeline.stamp(0) == 62 * S + 400 * MS
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 0, 0, 0, 36_000, -36_000, 7, -7]), st.integers(0, 30), st.booleans()),
+        min_size=1,
+        max_size=80,
+    )
+)
+def test_media_time_is_the_streams_own_but_for_a_step_per_outlier(odd: list[tuple[int, int, bool]]) -> None:
+    """Over outliers, jumps that stay and skipped pictures: never more than the true time and a step for each."""
+    timeline = Timeline(40 * MS)
+    true_ns = shift_ns = 0
+    last = timeline.stamp(0)
+    assert last == 0
+    outliers = 0
+    for by_s, skipped, stays in odd:
+        true_ns += 40 * MS * (skipped + 1)
+        if stays:
+            shift_ns += by_s * S
+        ns = timeline.stamp(true_ns + shift_ns + (0 if stays else by_s * S), skipped)
+        outliers += by_s != 0
+        if ns is not None:
+            assert ns > last
+            last = ns
+    assert last <= true_ns + outliers * JUMP_NS * 4
+
+
 @pytest.mark.parametrize("rate", [None, 0.0, -1.0, 90_000.0, float("nan"), float("inf")])
 def test_rates_that_cannot_be_are_no_rate(rate: float | None) -> None:
     assert nominal_interval_ns(rate) is None

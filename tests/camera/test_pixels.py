@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import av
 import cv2
@@ -16,7 +17,7 @@ from edge_runtime.errors import CameraError
 from edge_runtime.records.frames import Float32Array
 from edge_runtime.records.spec import Color, InputSpec, Resize
 from edge_runtime.vision.geometry import plan
-from tests.camera.clips import image
+from tests.camera.clips import encode, image
 
 SOLID = [(200, 60, 30), (10, 240, 120), (255, 255, 255), (0, 0, 0), (0, 0, 255)]
 
@@ -281,3 +282,109 @@ def test_image_files(codec: str, pix_fmt: str) -> None:
 def test_damaged_images_are_refused(data: bytes) -> None:
     with pytest.raises(CameraError):
         decode_image(data)
+
+
+MATRICES = {
+    "upright": (1, 0, 0, 1),
+    "quarter clockwise": (0, 1, -1, 0),
+    "half": (-1, 0, 0, -1),
+    "quarter back": (0, -1, 1, 0),
+    "mirrored": (-1, 0, 0, 1),
+    "upside down": (1, 0, 0, -1),
+    "transposed": (0, 1, 1, 0),
+    "other diagonal": (0, -1, -1, 0),
+}
+
+
+def turned(rgb: NDArray[np.uint8], matrix: tuple[int, int, int, int]) -> NDArray[np.uint8]:
+    """Pixel by pixel as a display matrix says: (x, y) goes to (a x + c y, b x + d y), moved back into the picture."""
+    a, b, c, d = matrix
+    rows, columns = np.mgrid[: rgb.shape[0], : rgb.shape[1]]
+    x, y = a * columns + c * rows, b * columns + d * rows
+    x, y = x - x.min(), y - y.min()
+    out = np.zeros((y.max() + 1, x.max() + 1, 3), np.uint8)
+    out[y, x] = rgb
+    return out
+
+
+def rotated_file(folder: Path, rgb: NDArray[np.uint8], terms: tuple[int, ...]) -> AvPixels:
+    """The first picture of an MP4 file whose track has these a, b, c, d in 16.16."""
+    path = encode(folder / "r.mp4", [rgb] * 3, options={"qp": "4"})
+    data = bytearray(path.read_bytes())
+    start = data.index(b"tkhd") + 4 + 40
+    assert np.frombuffer(data[start : start + 36], ">i4").tolist() == [65536, 0, 0, 0, 65536, 0, 0, 0, 1 << 30]
+    a, b, c, d = terms
+    data[start : start + 36] = np.array([a, b, 0, c, d, 0, 0, 0, 1 << 30], ">i4").tobytes()
+    path.write_bytes(data)
+    with av.open(str(path)) as container:
+        return AvPixels(next(container.decode(video=0)))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_pictures_come_out_upright(tmp_path: Path, name: str) -> None:
+    matrix = MATRICES[name]
+    rgb = scene(98, 62)
+    pixels = rotated_file(tmp_path, rgb, tuple(65536 * term for term in matrix))
+    upright = turned(rgb, matrix)
+    assert (pixels.height, pixels.width) == upright.shape[:2]
+    assert np.abs(pixels.to_rgb().astype(int) - upright).mean() < 16  # colours at half the resolution
+    assert np.abs(pixels.to_rgb().astype(int) - upright[::-1, ::-1]).mean() > 20
+    for resize in ("letterbox-center", "crop", "stretch"):
+        spec = InputSpec(48, 40, resize=resize)
+        plain = AvPixels(av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels.to_rgb()), "rgb24"))
+        assert np.abs(written(pixels, spec) - written(plain, spec)).mean() < 2
+
+
+def test_a_turn_that_is_no_quarter_is_refused_with_a_reason(tmp_path: Path) -> None:
+    pixels = rotated_file(tmp_path, scene(64, 48), (46341, 46341, -46341, 46341))
+    with pytest.raises(CameraError, match="degrees") as caught:
+        pixels.write_into(np.empty((3, 32, 32), np.float32), InputSpec(32, 32))
+    assert caught.value.code == "pixels_unreadable"
+    with pytest.raises(CameraError):
+        pixels.to_rgb()
+    assert rotated_file(tmp_path, scene(64, 48), (65500, 1000, -1000, 65500)).width == 64
+    assert rotated_file(tmp_path, scene(64, 48), (0, 0, 0, 0)).width == 64
+
+
+@pytest.mark.parametrize("resize", ["letterbox-center", "letterbox-topleft", "stretch", "crop"])
+def test_a_picture_that_hardware_has_scaled_keeps_its_size_and_transform(resize: Resize) -> None:
+    rgb = scene(1280, 720)
+    whole = AvPixels(frame_of(rgb, "yuv444p"))
+    half = AvPixels(frame_of(cv2.resize(rgb, (640, 360), interpolation=cv2.INTER_AREA), "yuv444p"), size=(1280, 720))
+    assert (half.width, half.height) == (1280, 720)
+    spec = InputSpec(160, 96, resize=resize)
+    assert np.abs(written(half, spec) - written(whole, spec)).mean() < 2
+    assert half.to_rgb().shape == (720, 1280, 3)
+    # Far too small is scaled up again.
+    tiny = AvPixels(frame_of(cv2.resize(rgb, (80, 45), interpolation=cv2.INTER_AREA), "yuv444p"), size=(1280, 720))
+    assert np.abs(written(tiny, spec) - written(whole, spec)).mean() < 20
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv422p", "yuv444p", "gray", "nv12"])
+def test_levels_are_those_of_bt601(pix_fmt: str, full: bool) -> None:
+    """Random flat patches through the standard's own formulae, in floats."""
+    rng = np.random.default_rng(2)
+    for _ in range(12):
+        y, cb, cr = (int(level) for level in rng.integers(40, 216, 3))
+        frame = av.VideoFrame(33, 17, pix_fmt)
+        for plane, levels in zip(frame.planes, ((y,), (cb, cr) if pix_fmt == "nv12" else (cb,), (cr,)), strict=False):
+            plane.update((bytes(levels) * plane.buffer_size)[: plane.buffer_size])
+        frame.color_range = 2 if full else 1
+        # Grey is full range for swscale, whatever its tag says.
+        luma = float(y) if full or pix_fmt == "gray" else (y - 16) / 219 * 255
+        u, v = (0.0, 0.0) if pix_fmt == "gray" else (cb - 128.0, cr - 128.0)
+        u, v = (u, v) if full else (u / 224 * 255, v / 224 * 255)
+        wanted = np.clip([luma + 1.402 * v, luma - 0.344136 * u - 0.714136 * v, luma + 1.772 * u], 0, 255)
+        place = written(AvPixels(frame), InputSpec(24, 24, resize="stretch"))
+        assert np.abs(place - wanted[:, None, None]).max() <= 2.5
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (2, 3), (33, 17), (98, 62), (175, 143), (3775, 1571)])
+@pytest.mark.parametrize(("codec", "pix_fmt"), [("mjpeg", "yuvj420p"), ("mjpeg", "yuvj422p"), ("mjpeg", "yuvj444p")])
+def test_odd_sizes_through_a_decoder(width: int, height: int, codec: str, pix_fmt: str) -> None:
+    rgb = cv2.resize(scene(64, 48), (width, height), interpolation=cv2.INTER_LINEAR)
+    pixels = decode_image(image(np.ascontiguousarray(rgb), codec, pix_fmt))
+    assert (pixels.width, pixels.height) == (width, height)
+    written(pixels, InputSpec(64, 48))
+    assert np.abs(pixels.to_rgb().astype(int) - rgb).mean() < (25 if width > 8 else 60)
