@@ -7,6 +7,7 @@ play as if they were live: what the cap has no use for is not decoded where the 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from edge_runtime.app.daemon import Daemon, Observers
 from edge_runtime.config import parse_config
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.errors import EdgeError
-from edge_runtime.hardware.memory import peak_resident_bytes, resident_bytes
+from edge_runtime.hardware.memory import peak_resident_bytes, resident_bytes, uncached
 from edge_runtime.records.frames import FrameResult
 
 WARM_UP_S = 3.0
@@ -136,6 +137,8 @@ def _measured_apart(bundle: Bundle, clip: Path, plan: Plan, load: Load) -> Cost:
                 text=True,
                 timeout=WARM_UP_S + plan.seconds + STOP_S,
                 check=False,
+                # as `edge-runtime run` has it
+                env=uncached(os.environ) or os.environ,
             )
         except subprocess.TimeoutExpired as error:
             raise EdgeError(f"the daemon with {load} did not end in time", code="bench_failed") from error
