@@ -156,6 +156,27 @@ def test_reload_proves_and_exchanges_models_inside_the_hardened_unit(service: Ho
     assert (service.show("MainPID"), service.show("NRestarts")) == (pid, "0")
 
 
+def camera_processes(host: Host) -> list[str]:
+    """Process ids of cameras' children; the shell and grep that look are gone by then."""
+    told = host.run("sh", "-c", "grep -l edge_runtime.camera.child /proc/[0-9]*/cmdline 2>/dev/null || true")
+    return [line.split("/")[2] for line in told.splitlines() if host.try_run("test", "-e", line).returncode == 0]
+
+
+def test_a_camera_comes_into_a_process_of_its_own_inside_the_hardened_unit(service: Host) -> None:
+    main = start(service)
+    apart = '[[camera]]\nname = "apart"\nurl = "file:/srv/pictures"\nfps = 10\nisolation = "process"\n[[model]]'
+    service.write("/etc/edge-runtime/config.toml", CONFIG.replace("[[model]]", apart))
+    service.run("systemctl", "reload", "edge-runtime")
+    service.wait_for("camera apart: up")
+    (child,) = camera_processes(service)
+    service.run("sh", "-c", f"kill -SEGV {child}")
+    service.wait_for("its process died (SIGSEGV)")
+    service.wait(lambda: service.journal().count("camera apart: up") == 2, "it is up again")
+    assert (service.show("MainPID"), service.show("NRestarts")) == (main, "0")
+    service.run("systemctl", "stop", "edge-runtime")
+    assert camera_processes(service) == []
+
+
 def test_it_runs_as_its_own_user_in_its_own_folders(service: Host) -> None:
     pid = start(service)
     assert service.run("stat", "-c", "%U", f"/proc/{pid}").strip() == "edge-runtime"
