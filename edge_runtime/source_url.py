@@ -32,11 +32,11 @@ _FORMS = "rtsp://..., http://..., file:PATH, v4l2:/dev/video0, csi:0, gst:PIPELI
 
 # Files, where an @ belongs to the name.
 _LOCAL = re.compile(r"(?i)file:(?!//[^/])|/(?!/)|\.")
-_SECRET = re.compile(r"(?i)((?:pass|pwd|psw|token|secret|key|auth|user|usr|login|sig)[\w.-]*=)[^&]*")
+_SECRET = re.compile(r"(?i)((?:pass|pw|psw|cred|token|secret|key|auth|user|usr|login|sig)[\w.-]*=)[^&]*")
 
-# Inside a message an address ends at white space or a quote.
-_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"]*@")
-_QUERY = re.compile(r"(?P<head>[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"?]*\?)[^\s'\"]*")
+# Inside a message an address ends at white space, or at a quote that ends something: a password may hold one.
+_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)\S*@")
+_QUERY = re.compile(r"(?P<head>[A-Za-z][A-Za-z0-9+.-]*://[^\s?]*\?)(?:[^\s'\"]|['\"](?![\s'\",.:;)\]}]|$))*")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

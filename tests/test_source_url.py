@@ -55,6 +55,7 @@ def test_refused_with_a_remedy(url: str) -> None:
         ("rtsp://u:p@h/1", "rtsp://***@h/1"),
         ("rtsp://u:p@w/x?y#z@h/1", "rtsp://***@h/1"),
         ("http://h/s?user=a&pwd=b&channel=1", "http://h/s?user=***&pwd=***&channel=1"),
+        ("http://h/s?usr=a&pw=b&credential=c&channel=1", "http://h/s?usr=***&pw=***&credential=***&channel=1"),
         ("rtsp://h/user=a_password=b_channel=1", "rtsp://h/user=***"),
         ("http://h/s?X-Auth-Token=b;c d", "http://h/s?X-Auth-Token=***"),
         ("u:p@h/1", "***@h/1"),

@@ -144,8 +144,11 @@ class Fleet:
             elif step.did != "removed":
                 self._put(step.camera, fresh[step.name])
 
-    def take_back(self, before: Sequence[CameraConfig], steps: Sequence[Step], fresh: Mapping[str, Camera]) -> None:
-        """Bring back what was there before `steps`, of which some may have been done."""
+    def take_back(
+        self, before: Sequence[CameraConfig], steps: Sequence[Step], fresh: Mapping[str, Camera]
+    ) -> frozenset[str]:
+        """Bring back what was there before `steps`, of which some may have been done; the names of those that are lost.
+        At a stop nobody comes back, and none is lost."""
         for name, camera in fresh.items():
             if self._pipeline.camera(name) is camera:
                 self._pipeline.remove_camera(name)
@@ -153,6 +156,7 @@ class Fleet:
                 _throw_away(camera)
         self._pipeline.await_removed(LET_GO_S)
         old = {each.name: each for each in before}
+        lost = set()
         for step in steps:
             config = old.get(step.name)
             if config is None:
@@ -161,9 +165,21 @@ class Fleet:
                 if step.did == "changed":
                     self._retune(config)
                 elif self._pipeline.camera(step.name) is None:
-                    self._put(config, self.make(config))
-            except Exception:
-                log.exception("camera %s could not be brought back", step.name)
+                    self._bring_back(config)
+            except Exception as error:  # noqa: BLE001  told, without an address that may be in it
+                if isinstance(error, EdgeError) and error.code == "stopping":
+                    return frozenset()
+                lost.add(step.name)
+                log.error("camera %s could not be brought back: %s", step.name, redact_text(traceback.format_exc()))
+        return frozenset(lost)
+
+    def _bring_back(self, config: CameraConfig) -> None:
+        camera = self.make(config)
+        try:
+            self._put(config, camera)
+        except BaseException:
+            _throw_away(camera)
+            raise
 
     def _retune(self, config: CameraConfig) -> None:
         """What changes while a camera runs on."""

@@ -67,6 +67,7 @@ class CameraKeeper:
         self._troubles: Mapping[str, str] = {}
         self._unsaved: str | None = None
         self._limits: dict[str, float] = {}
+        self._lost: frozenset[str] = frozenset()  # in force, and not there: a change failed, and so did taking it back
 
     # --- the start
 
@@ -130,6 +131,10 @@ class CameraKeeper:
             found.append(f"what commands did to cameras is not known: {trouble}; the configuration's run")
         if self._unsaved is not None:
             found.append(self._unsaved)
+        if lost := sorted(self._lost):
+            found.append(
+                f"not running since a change of cameras failed: {', '.join(lost)}; the next change tries again"
+            )
         return found + [
             f"camera {name}: {why}; it counts again, or `edge-runtime camera reset {name}` ends it"
             for name, why in self._troubles.items()
@@ -280,7 +285,7 @@ class CameraKeeper:
         """Bring what comes of these into force: what was done, and why it is not kept. Raises EdgeError: nothing was
         done."""
         resolved = resolve(configured, overlay, self._models)
-        before = self._cameras
+        before = [each for each in self._cameras if each.name not in self._lost]
         steps = difference(before, resolved.cameras)
         fresh = self._fleet.make_all(steps)
         unsaved = self._save(resolved.overlay, by)
@@ -290,16 +295,16 @@ class CameraKeeper:
                     self._limit_newcomer(step.camera)
             self._fleet.change(steps, fresh)
         except Exception as error:  # noqa: BLE001  told, without an address that may be in it
-            log.warning(
-                "a change of cameras failed half-way and is taken back: %s", redact_text(traceback.format_exc())
-            )
-            self._fleet.take_back(before, steps, fresh)
+            why = str(error) if isinstance(error, EdgeError) else redact_text(traceback.format_exc())
+            log.warning("a change of cameras failed half-way and is taken back: %s", why)
+            self._lost |= self._fleet.take_back(before, steps, fresh)
             self._save(self._overlay, by)
             raise error if isinstance(error, EdgeError) else _failed(error) from None
         with self._lock:
             old = self._overlay
             self._configured, self._cameras = configured, resolved.cameras
             self._overlay, self._troubles = resolved.overlay, resolved.troubles
+            self._lost = frozenset()
             names = {each.name for each in self._cameras}
             self._limits = {name: fps for name, fps in self._limits.items() if name in names}
             switched = _switched(old, self._overlay)
@@ -316,6 +321,8 @@ class CameraKeeper:
         if steps or old != self._overlay:
             self._changed()
         told = [f"camera {name}: {words}" for name, words in switched.items() if name in names]
+        for text in told:
+            log.info("%s, by a command", text)
         return [*map(str, steps), *told], unsaved
 
     def _put(self, config: CameraConfig, camera: Camera) -> None:

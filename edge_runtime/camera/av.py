@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import av
@@ -42,6 +42,7 @@ def _opened(stream: Stream) -> InputContainer:
         watch_for_losses()
     started_s = time.monotonic()
     container: InputContainer | None = None
+    number, word = None, ""
     try:
         # Files get no time-out: PyAV's callback takes the GIL on every block that is read.
         container = av.open(
@@ -52,17 +53,18 @@ def _opened(stream: Stream) -> InputContainer:
             timeout=stream.timeouts_s,
             **_OPEN_OPTIONS,
         )
-    except (av.error.FFmpegError, OSError, ValueError) as error:
-        fault = stream.fault(getattr(error, "errno", None), reason_of(error))
+    except (av.error.FFmpegError, OSError, ValueError, MemoryError) as error:
+        number, word = getattr(error, "errno", None), reason_of(error)
     if stream.timeouts_s and time.monotonic() - started_s >= stream.timeouts_s[0]:
         # FFmpeg may call it a success: whatever the description said is then all that is known.
-        fault = stream.no_answer()
         if container is not None:
             container.close()
-    elif container is not None:
+        raise stream.no_answer()
+    if container is not None:
         return container
-    # Out here, so that FFmpeg's error, which carries the address with its password, is not its context.
-    raise fault
+    # Out here, so that FFmpeg's error, which carries the address with its password, is not its context. Never in a
+    # variable: error, traceback and frame would hold each other, with all that is decoded, until the collector comes.
+    raise stream.fault(number, word)
 
 
 class ContainerSession:
@@ -72,8 +74,9 @@ class ContainerSession:
     time-outs, and twice at the one for opening: once for the connection and once for learning what comes.
     """
 
-    def __init__(self, stream: Stream, intake: Intake, clock: Clock) -> None:
+    def __init__(self, stream: Stream, intake: Intake, clock: Clock, tell: Callable[[str], None] = log.warning) -> None:
         self._intake = intake
+        self._tell = tell
         self._ledger = intake.ledger
         self._clock = clock
         self._read_timeout_s = stream.timeouts_s[1] if stream.timeouts_s else None
@@ -145,25 +148,24 @@ class ContainerSession:
             # Demuxers hand out what they hold when a read is interrupted, and only then the error, or turn
             # it into the end of the stream: the wait before counts too.
             was_silent, asked_s = silent, time.monotonic()
-            fault: CameraError | None = None
+            failed: str | None = None
             try:
                 packet = next(packets, None)
             except IndexError:
                 # A packet of a stream that was not there when it was opened (TS): PyAV knows none of that number.
+                self._intake.arrived()
                 packets = self._container.demux(self._stream)
                 continue
             except av.error.FFmpegError as error:
                 if self._read_timeout_s is None:
-                    log.warning("a file ends early: %s", reason_of(error))
+                    self._tell(f"a file ends early: {reason_of(error)}")
                     self._ledger.count(corrupt=1)
                     return
-                if was_silent or isinstance(error, av.error.ExitError):
-                    fault = self._stalled()
-                else:
-                    fault = CameraError(f"reading failed: {reason_of(error)}", retryable=True)
-            # Out here, so that FFmpeg's error, which carries the address with its password, is not its context.
-            if fault is not None:
-                raise fault
+                silent = was_silent or isinstance(error, av.error.ExitError)
+                failed = reason_of(error)
+            # Out here and in no variable, as above.
+            if failed is not None:
+                raise self._stalled() if silent else CameraError(f"reading failed: {failed}", retryable=True)
             if packet is None:
                 return
             silent = self._read_timeout_s is not None and time.monotonic() - asked_s >= self._read_timeout_s

@@ -18,6 +18,7 @@ from av.video.stream import VideoStream
 
 from edge_runtime.camera.av_pixels import AvPixels
 from edge_runtime.camera.nals import PLAIN, Glance, NalReader
+from edge_runtime.camera.pacing import Ordered
 from edge_runtime.camera.session import Intake, Picture
 from edge_runtime.camera.thrift import DecodeCosts, Kind, Thrift, Verdict
 
@@ -63,12 +64,18 @@ def watch_for_losses() -> None:
 
 @dataclass(slots=True)
 class _Fed:
-    """A packet that the decoder got: its number in decoding order, and whether its picture has come out."""
+    """A packet that the decoder got: its number in decoding order, and whether its picture has come out, or seems to be
+    `lost`: a later one has."""
 
     number: int
     pts_ns: int
     t_packet_ns: int
     out: bool = False
+    lost: bool = False
+
+    @property
+    def awaited(self) -> bool:
+        return not self.out and not self.lost
 
 
 class Decoding:
@@ -109,6 +116,7 @@ class Decoding:
         self._broken = False  # what the next packet follows was not decoded, or the decoder has been flushed since
         self._anchor: tuple[Packet[VideoStream], int] | None = None  # a key frame that was decoded alone before `_held`
         self._skipped = 0  # pictures since the last one that came out
+        self._ordered = Ordered()
 
     def lose(self) -> None:
         """Something is missing in or before the next packet."""
@@ -152,8 +160,10 @@ class Decoding:
         yield from self._decode_if_needed(packet, glance, pts_ns, t_packet_ns, key=key)
 
     def settle(self) -> None:
-        """Count what is held and will not be decoded any more."""
+        """Count what is held and will not be decoded any more, and what was lost."""
         self._give_up()
+        self._ledger.count(corrupt=sum(fed.lost and not fed.out for fed in self._left.values()))
+        self._left.clear()
 
     def _decode_if_needed(
         self, packet: Packet[VideoStream], glance: Glance, pts_ns: int | None, t_packet_ns: int, *, key: bool
@@ -166,7 +176,7 @@ class Decoding:
             # that will be kept not for the next key frame.
             disposable = disposable and not self._live
             if pts_ns is not None and any(
-                fed.pts_ns >= pts_ns + early_ns for fed in self._left.values() if not fed.out
+                fed.pts_ns >= pts_ns + early_ns for fed in self._left.values() if fed.awaited
             ):
                 early_ns = 0
         held = self._thrift.holding
@@ -322,9 +332,13 @@ class Decoding:
         for frame in frames:
             pts_ns, t_left_ns, number = None, t_packet_ns, self._fed
             if frame.pts is not None:
-                pts_ns = _ns(frame.pts, frame.time_base or self._time_base)
+                time_base = frame.time_base or self._time_base
+                dts_ns = None if frame.dts is None else _ns(frame.dts, time_base)
+                pts_ns = self._ordered.choose(_ns(frame.pts, time_base), dts_ns)
                 if (fed := self._left.get(frame.pts)) is not None:
-                    t_left_ns, number, fed.out = fed.t_packet_ns, fed.number, True
+                    # One that was taken for lost is as doubtful as what is decoded next.
+                    number = self._fed if fed.lost else fed.number
+                    t_left_ns, fed.out = fed.t_packet_ns, True
                 self._drop_lost(frame)
             if frame.is_corrupt:
                 self._damage(number)
@@ -340,11 +354,15 @@ class Decoding:
             yield picture
 
     def _drop_lost(self, frame: VideoFrame) -> None:
-        """The decoder keeps some damage to itself: those pictures don't come out. Of two fields one does, as well."""
-        for pts in [pts for pts, fed in self._left.items() if not fed.out and pts < (frame.pts or 0)]:
-            del self._left[pts]
-            if not frame.interlaced_frame:
-                self._ledger.count(corrupt=1)
+        """The decoder keeps some damage to itself: those pictures don't come out. Of two fields one does, as well.
+
+        Times that are wrong look the same, but their pictures do come: they are not waited for, and counted later.
+        """
+        for pts in [pts for pts, fed in self._left.items() if fed.awaited and pts < (frame.pts or 0)]:
+            if frame.interlaced_frame:
+                del self._left[pts]
+            else:
+                self._left[pts].lost = True
 
     def _is_intact(self, number: int) -> bool:
         """Whether the picture of a packet can be shown, if it is not flagged itself."""
@@ -362,7 +380,7 @@ class Decoding:
         for fed in self._left.values():
             if fed.number >= number:
                 return False
-            if not fed.out:
+            if fed.awaited:
                 return True
         return False
 

@@ -223,8 +223,8 @@ class AvPixels:
 
 
 def reason_of(error: BaseException) -> str:
-    """FFmpeg's own word for an error, never its address."""
-    if isinstance(error, av.error.FFmpegError):
+    """FFmpeg's own word for an error, or the system's, never its address."""
+    if isinstance(error, (av.error.FFmpegError, OSError)):
         return error.strerror or type(error).__name__
     return str(error) or type(error).__name__
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from edge_runtime.camera.gst_files import refusal
 from edge_runtime.camera.gst_reasons import split_account
 from edge_runtime.camera.options import CameraOptions
 from edge_runtime.camera.streams import local_path
@@ -54,6 +55,7 @@ PACKAGES: Mapping[str, str] = {
     "rtph265depay": "gstreamer1.0-plugins-good",
     "rtpjpegdepay": "gstreamer1.0-plugins-good",
     "souphttpsrc": "gstreamer1.0-plugins-good",
+    "capssetter": "gstreamer1.0-plugins-good",
     "multipartdemux": "gstreamer1.0-plugins-good",
     "v4l2src": "gstreamer1.0-plugins-good",
     "videoflip": "gstreamer1.0-plugins-good",
@@ -150,7 +152,8 @@ class Plan:
     `hardware`: what decodes, or captures, in hardware. `properties`: (element, property, value) to be set; may hold
     credentials. `wishes`: the same as text, set where this GStreamer has the property. `secrets`: what must not be seen
     in a message. `thread`: begins the names of the queues, one per branch, on whose threads is decoded. `own`: an
-    operator's text, for positions in error messages.
+    operator's text, for positions in error messages. `untimed`: pictures have no times but those of their arrival, and
+    the decoder's are made up.
     """
 
     text: str
@@ -164,6 +167,7 @@ class Plan:
     own: str = ""
     hardware: str | None = None
     thread: str = ""
+    untimed: bool = False
 
     def __repr__(self) -> str:
         return f"Plan({self.branches}, {self.chain.name})"
@@ -334,12 +338,12 @@ def _http(options: CameraOptions, chain: Chain, have: Callable[[str], bool], thr
             code="camera_unsupported",
             remedy="use backend auto or pyav",
         )
-    _need(have, "souphttpsrc", "multipartdemux", *_elements(_PARSERS["mjpeg"]), *chain.accepted("mjpeg"), "appsink")
+    _need(have, "souphttpsrc", "multipartdemux", *_elements(_one_jpeg_each(chain)), *chain.accepted("mjpeg"), "appsink")
     text = (
         # do-timestamp: the parts of a multipart stream have no times but that of their arrival.
         f"souphttpsrc name=src is-live=true do-timestamp=true retries=0 keep-alive=false"
         f" timeout={max(1, round(options.open_s))} ! multipartdemux single-stream=true"
-        f" ! jpegparse name=mjpeg_in ! {_decoding('mjpeg', chain, thread, False)}"
+        f" ! {_one_jpeg_each(chain)} ! {_decoding('mjpeg', chain, thread, False)}"
     )
     properties: list[tuple[str, str, object]] = [("src", "location", location)]
     if user is not None:
@@ -354,8 +358,20 @@ def _http(options: CameraOptions, chain: Chain, have: Callable[[str], bool], thr
         scales=chain.scales,
         properties=tuple(properties),
         wishes=_careful(["mjpeg"]),
+        untimed=True,
         secrets=_secrets(user, password),
     )
+
+
+def _one_jpeg_each(chain: Chain) -> str:
+    """What makes pictures of the parts of a multipart stream, which are one each.
+
+    jpegparse (seen in 1.22) ends the stream with the first one that is cut off. A decoder in hardware needs it for the
+    picture's size.
+    """
+    if chain.hardware is not None:
+        return "jpegparse name=mjpeg_in"
+    return "capssetter name=mjpeg_in caps=image/jpeg,parsed=(boolean)true"
 
 
 def _file(url: str, chain: Chain, have: Callable[[str], bool], thread: str) -> Plan:
@@ -364,6 +380,12 @@ def _file(url: str, chain: Chain, have: Callable[[str], bool], thread: str) -> P
         raise CameraError(f"no such file: {path}", retryable=True)
     if not path.is_file():
         raise CameraError(f"{path} is not a regular file", retryable=True, remedy="use backend auto or pyav")
+    try:
+        refused = refusal(path)
+    except OSError as error:
+        raise CameraError(f"{path} cannot be read: {error.strerror}", retryable=True) from None
+    if refused is not None:
+        raise CameraError(f"{path} is not read: {refused}", retryable=True)
     _need(have, "filesrc", "parsebin", "videoflip", "appsink")
     branches = _possible(chain, have, lambda _: [])
     text = "filesrc name=src ! parsebin name=parts"

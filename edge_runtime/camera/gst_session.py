@@ -36,6 +36,8 @@ _SLICE_NS = 200_000_000
 _SHOW_NS = 500_000_000
 """A picture is handed on at least so often, whatever the cap: whoever reads must notice a stop."""
 _CLOSE_S = 0.3
+_WAITED_NS = 1_000_000
+"""A picture that was waited for so long came just now."""
 
 
 class GstSession:
@@ -71,6 +73,9 @@ class GstSession:
         self._asked: tuple[object, ...] | None = None
         self._cpu_ns = 0
         self._unit_cost_ns = 0.0
+        self._late_ns = 0
+        self._queue: Any = None
+        self._fresh = False
         self._first: Any = None
         self._decoder: Any = None
         self._nals: NalReader | None = None
@@ -122,6 +127,7 @@ class GstSession:
                 if branch != "mjpeg":
                     self._nals = NalReader("hevc" if branch == "h265" else branch, None)
                 self._decoder = pipeline.get_by_name(f"{prefix}decoder")
+                self._queue = pipeline.get_by_name(f"{self._plan.thread}{branch}")
                 self._thread_id = _thread_id(f"{self._plan.thread}{branch}:src")
                 # GLib's threads have had other work before.
                 self._cpu_ns = _thread_cpu_ns(self._thread_id) or 0
@@ -135,7 +141,7 @@ class GstSession:
         if sample is None:
             return False
         self._declare(sample.get_caps())
-        self._take_unit(sample)
+        self._take_unit(sample, self._clock.monotonic_ns())
         return True
 
     def _rest_others(self, branch: str) -> None:
@@ -171,6 +177,8 @@ class GstSession:
             pads = [pad for pad in source.srcpads if pad.get_current_caps() is not None]
             if pads:
                 return "its stream has no video in H.264, H.265 or MJPEG"
+        if self._sink is None and not self._plan.live:
+            return f"no video in H.264, H.265 or MJPEG was found in it within {self._options.open_s:g} s"
         return f"no answer within {self._options.open_s:g} s"
 
     def _declare(self, caps: Any) -> None:
@@ -185,10 +193,11 @@ class GstSession:
             return
         shown_ns = heard_ns = time.monotonic_ns()
         while True:
+            asked_ns = time.monotonic_ns()
             sample = self._first or self._sink.try_pull_sample(_SLICE_NS)
             self._first = None
-            heard = self._take_units() or sample is not None
             now_ns = time.monotonic_ns()
+            heard = self._take_units(sample is not None and now_ns - asked_ns > _WAITED_NS) or sample is not None
             if heard:
                 heard_ns = now_ns
                 self._intake.arrived()
@@ -228,7 +237,9 @@ class GstSession:
 
     def _check_silence(self, quiet_ns: int) -> None:
         if quiet_ns >= self._options.stall_s * 1e9:
-            raise CameraError(f"no data for {self._options.stall_s:g} s", code=STALLED, retryable=True)
+            # What a depayloader or a parser drops is not seen here.
+            reason = f"no data that makes a picture for {self._options.stall_s:g} s"
+            raise CameraError(reason, code=STALLED, retryable=True)
 
     def _check_bus(self) -> None:
         """Raises CameraError for an error on the bus; that of a file ends it instead, as for damaged data."""
@@ -239,6 +250,7 @@ class GstSession:
             errors.append((error.domain, error.code, error.message, debug or ""))
         if not errors:
             return
+        self._clock.monotonic_ns()  # a sign of life, before a look at the network that may take as long as the wait did
         reason = reason_of_all(errors, self._options)
         text = hide(reason.text, self._plan.secrets)
         if not self._plan.live and self._sink is not None:
@@ -250,16 +262,32 @@ class GstSession:
 
     # --- units
 
-    def _take_units(self) -> bool:
+    def _take_units(self, waited: bool) -> bool:
+        """Those that came since. `waited`: a picture was waited for, and is here now."""
         if self._units_sink is None:
             return False
-        taken = False
+        samples = []
         while (sample := self._units_sink.try_pull_sample(0)) is not None:
-            self._take_unit(sample)
-            taken = True
-        return taken
+            samples.append(sample)
+        now_ns = self._clock.monotonic_ns()
+        self._fresh = waited and len(samples) == 1 and self._queue.get_property("current-level-buffers") == 0
+        if self._fresh and self._plan.live:
+            self._learn_lateness(samples[-1])
+        for sample in samples:
+            self._take_unit(sample, now_ns)
+        return bool(samples)
 
-    def _take_unit(self, sample: Any) -> None:
+    def _learn_lateness(self, sample: Any) -> None:
+        """By how much the times of a unit that came just now, and was decoded at once, are behind.
+
+        A jitter buffer derives them from the camera's: they are as many ms behind as the first packets were early.
+        """
+        clock, running_ns = self._pipeline.get_clock(), self._running_ns(sample)
+        if clock is not None and running_ns is not None:
+            age_ns = clock.get_time() - self._pipeline.get_base_time() - running_ns
+            self._late_ns = age_ns - round(self._unit_cost_ns)
+
+    def _take_unit(self, sample: Any, now_ns: int) -> None:
         gst, buffer = self._library.Gst, sample.get_buffer()
         assert self._units is not None
         flags = int(buffer.get_flags())
@@ -273,6 +301,7 @@ class GstSession:
             gap=gap,
             whole=not flags & int(gst.BufferFlags.CORRUPTED) and (self._branch != "mjpeg" or self._whole(buffer)),
             size=self._unit_size(sample.get_caps()),
+            t_ns=self._capture_ns(sample, now_ns),
         )
 
     def _whole(self, buffer: Any) -> bool:
@@ -291,13 +320,19 @@ class GstSession:
         pts: int = buffer.pts
         return None if pts == self._library.Gst.CLOCK_TIME_NONE else pts
 
-    def _running_ns(self, sample: Any, pts_ns: int | None) -> int | None:
+    def _running_ns(self, sample: Any) -> int | None:
         """Time since the pipeline was started, by the segment that a buffer is in."""
-        gst = self._library.Gst
+        gst, pts_ns = self._library.Gst, self._pts_ns(sample.get_buffer())
         if pts_ns is None:
             return None
         running: int = sample.get_segment().to_running_time(gst.Format.TIME, pts_ns)
         return None if running == gst.CLOCK_TIME_NONE else running
+
+    def _capture_ns(self, sample: Any, now_ns: int) -> int:
+        if not self._plan.live or (clock := self._pipeline.get_clock()) is None:
+            return now_ns
+        base_ns = self._pipeline.get_base_time() + self._late_ns
+        return capture_ns(now_ns, clock.get_time(), base_ns, self._running_ns(sample))
 
     def _choose_gate(self, step_ns: int) -> None:
         """Key frames alone, where the cap wants no more than they are."""
@@ -319,23 +354,19 @@ class GstSession:
         buffer = sample.get_buffer()
         pts_ns = self._pts_ns(buffer)
         flagged = bool(int(buffer.get_flags()) & self._library.bad_flags)
-        size: tuple[int, int] | None = None
         if self._units is not None:
             self._account()
             while self._complaints:
                 self._units.complain(self._complaints.popleft())
-            good, unit = self._units.picture(pts_ns, flagged=flagged)
+            good, unit = self._units.picture(pts_ns, flagged=flagged, newest=self._fresh)
             if not good:
                 return None
-            size = unit.size if unit is not None else None
+            if unit is not None:
+                return None if self._plan.untimed else pts_ns, unit.t_ns, unit.size
         elif flagged:
             self._intake.ledger.count(corrupt=1)
             return None
-        now_ns = self._clock.monotonic_ns()
-        if not self._plan.live or (pipeline_clock := self._pipeline.get_clock()) is None:
-            return pts_ns, now_ns, size
-        base_ns = self._pipeline.get_base_time()
-        return pts_ns, capture_ns(now_ns, pipeline_clock.get_time(), base_ns, self._running_ns(sample, pts_ns)), size
+        return pts_ns, self._capture_ns(sample, self._clock.monotonic_ns()), None
 
     def _pixels(self, sample: Any, size: tuple[int, int] | None) -> AvPixels:
         own = (size or self._source_size()) if self._plan.scales else None
@@ -382,7 +413,8 @@ class GstSession:
         """On the decoder's thread: it makes up a part of the unit that it was given last."""
         error = level <= int(self._library.Gst.DebugLevel.ERROR)
         if tells_of_damage(text, error=error, intra_only=self._branch == "mjpeg"):
-            frames = self._decoder.get_frames()
+            decoder = self._decoder
+            frames = decoder.get_frames() if decoder is not None else None
             self._complaints.append(frames[-1].pts if frames else None)
 
     def close(self) -> None:
@@ -390,7 +422,7 @@ class GstSession:
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is None:
             return
-        self._sink = self._units_sink = self._gate = self._first = None
+        self._sink = self._units_sink = self._gate = self._queue = self._decoder = self._first = None
         self._bus.set_flushing(True)
         self._bus = None
         self._library.complaints.watch(self._thread_id, None)

@@ -13,6 +13,7 @@ _WATCHED = 64
 _KEY_PATIENCE = 300
 """A stream whose key frames are never marked (intra refresh) is taken as it comes after this many units."""
 _INTERVALS = 3
+_SURE = 4
 _REORDERED_NS = 1_000_000_000
 """A step back in presentation time by more than this is a jump, and not the order of decoding."""
 
@@ -23,13 +24,14 @@ Fate = Literal["wanted", "pre_key", "skipped", "damaged"]
 class Unit:
     """An access unit: its rank in decoding order and that of the last key frame, the camera's size (px).
 
-    `fate`: what is to become of its picture.
+    `t_ns`: when it came. `fate`: what is to become of its picture.
     """
 
     rank: int
     key_rank: int
     fate: Fate
     size: tuple[int, int] | None
+    t_ns: int
 
 
 class Units:
@@ -53,6 +55,7 @@ class Units:
         self._waited = 0
         self._let_go: deque[int] = deque(maxlen=_WATCHED)
         self._damaged: deque[int] = deque(maxlen=_WATCHED)
+        self._left: deque[int] = deque(maxlen=_SURE)
         self._key_rank = 0
         self._key_only = False
         self._skipping = False
@@ -102,8 +105,9 @@ class Units:
         gap: bool = False,
         whole: bool = True,
         size: tuple[int, int] | None = None,
+        t_ns: int = 0,
     ) -> None:
-        """A unit came. `gap`: something was lost right before it; `whole` is False where it is cut off."""
+        """A unit came, at `t_ns`. `gap`: something was lost right before it; `whole` is False where it is cut off."""
         key = key or self._intra_only
         self._rank += 1
         if key:
@@ -133,28 +137,36 @@ class Units:
         if fate == "damaged":
             self._ledger.count(corrupt=1)
         if pts_ns is None:
-            return
-        if self._last_pts_ns is not None and 0 < self._last_pts_ns - pts_ns < _REORDERED_NS:
+            if not self._intra_only:
+                return
+            pts_ns = -self._rank  # the parts of a multipart stream have times by the piece of data that they begin in
+        elif self._last_pts_ns is not None and 0 < self._last_pts_ns - pts_ns < _REORDERED_NS:
             self._reordered = True
-        self._last_pts_ns = pts_ns
+        if pts_ns >= 0:
+            self._last_pts_ns = pts_ns
         if fate == "skipped":
             self._let_go.append(pts_ns)
             return
-        self._watched[pts_ns] = Unit(self._rank, self._key_rank, fate, size)
+        self._watched[pts_ns] = Unit(self._rank, self._key_rank, fate, size, t_ns)
         if len(self._watched) > _WATCHED:
             _, unit = self._watched.popitem(last=False)
             if unit.fate == "wanted":
                 # A picture that others do not refer to, or one behind a jump of presentation times.
                 self._ledger.count(corrupt=1)
 
-    def picture(self, pts_ns: int | None, *, flagged: bool = False) -> tuple[bool, Unit | None]:
+    def picture(self, pts_ns: int | None, *, flagged: bool = False, newest: bool = False) -> tuple[bool, Unit | None]:
         """A picture came: (whether it is intact and wanted, its unit). Counts it where it is neither.
 
-        `flagged`: the decoder itself says that it is corrupt.
+        `flagged`: the decoder itself says that it is corrupt. `newest`: it came while nothing else was to be decoded.
+        Decoders make times up where units have none; where nothing is reordered the order tells which is which.
         """
         if pts_ns in self._let_go:
             return False, None
         unit = self._watched.pop(pts_ns, None) if pts_ns is not None else None
+        if unit is None and self._intra_only and self._watched:
+            _, unit = self._watched.popitem(last=False)
+            if newest:
+                self._leave_out()
         if unit is not None and pts_ns is not None:
             self._miss(unit.rank, pts_ns)
         if unit is not None and unit.fate != "wanted":
@@ -187,12 +199,25 @@ class Units:
 
     def _miss(self, rank: int, pts_ns: int) -> None:
         """Units that were decoded and are shown before this one, and never came."""
-        late = [pts for pts, unit in self._watched.items() if unit.rank < rank and pts < pts_ns]
+        late = [pts for pts, unit in self._watched.items() if unit.rank < rank and (pts < pts_ns or self._intra_only)]
         for pts in late:
             unit = self._watched.pop(pts)
             if unit.fate == "wanted":
                 self._ledger.count(corrupt=1)
                 self._damage(unit.rank)
+
+    def _leave_out(self) -> None:
+        """Units are still waited for though all is decoded: where that stays so, nothing came of the oldest ones.
+
+        A single look may fall between a unit's arrival and its picture's.
+        """
+        self._left.append(len(self._watched))
+        if len(self._left) < _SURE or not (lost := min(self._left)):
+            return
+        gone = [self._watched.popitem(last=False)[1] for _ in range(lost)]
+        self._left.clear()
+        if count := sum(unit.fate == "wanted" for unit in gone):
+            self._ledger.count(corrupt=count)
 
     def _damage(self, rank: int) -> None:
         if not self._intra_only and (not self._damaged or self._damaged[-1] != rank):

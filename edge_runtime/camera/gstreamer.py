@@ -35,6 +35,7 @@ from edge_runtime.camera.gst_pipelines import (
     plan_for,
 )
 from edge_runtime.camera.gst_session import GstSession
+from edge_runtime.camera.gst_start import choose_registry, start
 from edge_runtime.camera.options import CameraOptions
 from edge_runtime.camera.source import REFUSED_S, Intake, Session, SourceCamera
 from edge_runtime.clock import Clock, SystemClock
@@ -120,8 +121,10 @@ def _load() -> Library:
     video = _repository(gi, "GstVideo", "gir1.2-gst-plugins-base-1.0")
     # GIO would ask a desktop's settings for a proxy, through D-Bus, with threads of its own.
     os.environ.setdefault("GSETTINGS_BACKEND", "memory")
+    choose_registry(os.environ)
     try:
-        gst.init(None)
+        if not start(lambda: gst.init(None)):
+            raise _unavailable("it does not start: its search for plugins hangs", "see what `gst-inspect-1.0` says")
     except RuntimeError as error:  # GLib's error is one
         raise _unavailable(f"it does not start: {error}", "see what `gst-inspect-1.0` says") from None
     flags = gst.BufferFlags

@@ -46,10 +46,12 @@ class Ledger:
             counters.pre_key += pre_key
             counters.duplicate += duplicate
 
-    def deliver(self) -> bool:
-        """Count a picture that becomes a frame: the source is up. True where it was not before."""
+    def deliver(self, *, kept: bool = True) -> bool:
+        """Count an intact picture, which becomes a frame unless the cap has no use for it (`kept`): the source is up.
+        True where it was not before."""
         with self._lock:
             self._counters.decoded += 1
+            self._counters.skipped_rate += not kept
             if self._status.state == "up" and self._status.reason is None:
                 return False
             self._status = CameraStatus("up", None, self._clock.monotonic_ns())

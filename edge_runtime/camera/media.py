@@ -6,7 +6,7 @@ PyAV itself stays behind `camera/av.py`, which is imported when something is ope
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TOLD = 100  # what is wrong with a camera's files is told up to so many times
 _IMAGE_CODECS = {".jpg": "mjpeg", ".jpeg": "mjpeg", ".png": "png", ".bmp": "bmp", ".webp": "webp"}
 
 
@@ -53,9 +54,17 @@ def _read_image(path: Path) -> Pixels:
 class FolderSession:
     """A folder of images as a clip."""
 
-    def __init__(self, folder: Path, ledger: Ledger, clock: Clock, fps: float | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ledger: Ledger,
+        clock: Clock,
+        fps: float | None,
+        tell: Callable[[str], None] = log.warning,
+    ) -> None:
         self._ledger = ledger
         self._clock = clock
+        self._tell = tell
         self.interval_ns = nominal_interval_ns(fps or 1.0) or 1_000_000_000
         try:
             self._paths = list_images(folder)
@@ -75,7 +84,7 @@ class FolderSession:
             try:
                 pixels = _read_image(path)
             except CameraError as error:
-                log.warning("%s", error)
+                self._tell(str(error))
                 self._ledger.count(corrupt=1)
                 continue
             yield Picture(pixels, shown * self.interval_ns, t_packet_ns)
@@ -85,10 +94,12 @@ class FolderSession:
         pass
 
 
-def _open_stream(stream: Stream, intake: Intake, clock: Clock) -> ContainerSession:
+def _open_stream(
+    stream: Stream, intake: Intake, clock: Clock, tell: Callable[[str], None] = log.warning
+) -> ContainerSession:
     from edge_runtime.camera.av import ContainerSession
 
-    return ContainerSession(stream, intake, clock)
+    return ContainerSession(stream, intake, clock, tell)
 
 
 class AvCamera(SourceCamera):
@@ -112,11 +123,12 @@ class AvCamera(SourceCamera):
     ) -> None:
         clock = clock or SystemClock()
         self._options = options
+        self._told: set[str] = set()
         live = kind_of(options.url) != "file"
 
         def open_session(intake: Intake) -> Session:
             if not live and (folder := local_path(options.url)).is_dir():
-                return FolderSession(folder, intake.ledger, clock, options.fps)
+                return FolderSession(folder, intake.ledger, clock, options.fps, self._tell_once)
             return self._open_container(intake, clock)
 
         super().__init__(
@@ -135,9 +147,15 @@ class AvCamera(SourceCamera):
         if verified(options) is False:
             log.info("camera %s: its certificate is not verified, since no ca_file is given", options.name)
 
+    def _tell_once(self, words: str) -> None:
+        """Of a file: not again in every round."""
+        if words not in self._told and len(self._told) < _TOLD:
+            self._told.add(words)
+            log.warning("camera %s: %s", self.name, words)
+
     def _open_container(self, intake: Intake, clock: Clock) -> Session:
         stream = stream_of(self._options)
-        session = _open_stream(stream, intake, clock)
+        session = _open_stream(stream, intake, clock, self._tell_once)
         if stream.live:
             self.play(session.in_bursts)
         intake.ledger.opened("pyav")

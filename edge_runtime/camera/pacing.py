@@ -11,6 +11,7 @@ AHEAD_NS = _NS_PER_S // 2
 DUPLICATES_IN_A_ROW = 5
 DEFAULT_INTERVAL_NS = 40_000_000
 MAX_RATE_HZ = 1000.0
+_OFTEN = 4  # times that go backward: so many, and one in so many
 
 
 def nominal_interval_ns(rate_hz: float | None) -> int | None:
@@ -18,6 +19,35 @@ def nominal_interval_ns(rate_hz: float | None) -> int | None:
     if rate_hz is None or not 0.0 < rate_hz <= MAX_RATE_HZ:
         return None
     return round(_NS_PER_S / rate_hz)
+
+
+class Ordered:
+    """Which times are those of presentation? Containers such as AVI know when packets are decoded, and FFmpeg gives
+    that out as both: where pictures are reordered, their presentation times then go back and forth all the time, and
+    the decoder's own (of the packet that pushed a picture out) do not."""
+
+    def __init__(self) -> None:
+        self._last: list[int | None] = [None, None]
+        self._backward = [0, 0]
+        self._chosen: int | None = None  # the last presentation time that was gone by
+        self._seen = 0
+
+    def choose(self, pts_ns: int | None, dts_ns: int | None) -> int | None:
+        """The time to go by of the next picture in order of presentation; None where both would mislead."""
+        self._seen += 1
+        for index, time_ns in enumerate((pts_ns, dts_ns)):
+            last_ns = self._last[index]
+            self._backward[index] += time_ns is not None and last_ns is not None and time_ns < last_ns
+            self._last[index] = time_ns
+        often = self._backward[0] > _OFTEN and self._backward[0] * _OFTEN > self._seen
+        if not often or dts_ns is None or self._backward[1] * 4 >= self._backward[0]:
+            self._chosen = pts_ns
+            return pts_ns
+        # Where one follows the other they may meet, which would look like a picture that came twice.
+        if self._chosen is not None and dts_ns <= self._chosen:
+            return None
+        self._chosen = None
+        return dts_ns
 
 
 class Timeline:

@@ -98,6 +98,7 @@ class SourceCamera:
         self._skipped_before = 0
         self._passed = 0  # packets since the last picture
         self._ended = False
+        self._surprise: str | None = None  # what was logged of the last one
         self._next_id = 0
         self._last_capture_ns = -1
 
@@ -130,11 +131,17 @@ class SourceCamera:
                     self._lose(error)
                 continue
             except Exception as error:  # noqa: BLE001
-                # One camera's surprise must not end its thread. A foreign message may carry the address.
-                log.warning("camera %s: unexpected fault: %s", self._name, redact_text(traceback.format_exc()))
+                # One camera's surprise must not end its thread, nor fill the log. What it says may hold the address.
+                place = f"{type(error).__name__} {traceback.format_tb(error.__traceback__)}"
+                if place != self._surprise:
+                    self._surprise = place
+                    log.warning("camera %s: unexpected fault: %s", self._name, redact_text(traceback.format_exc()))
                 self._lose(CameraError(f"unexpected fault: {type(error).__name__}", retryable=True))
                 continue
-            if picture is not None and (frame := self._admit(picture)) is not None:
+            frame = None if picture is None else self._admit(picture)
+            # One that is not wanted must not stay in memory while the next one is decoded.
+            picture = None
+            if frame is not None:
                 return frame
         return None
 
@@ -208,6 +215,9 @@ class SourceCamera:
             self._passed = skipped + 1
             if skipped and not self._live:
                 self._hold_back(t_capture_ns - AHEAD_NS)
+        if self._ledger.status().state != "up":
+            # Whatever the cap: only a picture shows that the source is well.
+            return 0, self._cap.step_ns
         return self._cap.early_ns(t_capture_ns), self._cap.step_ns
 
     def _hold_back(self, until_ns: int) -> None:
@@ -323,19 +333,35 @@ class SourceCamera:
         t_capture_ns = max(t_capture_ns, self._last_capture_ns + 1)
         self._last_capture_ns = t_capture_ns
         self._last_pts_ns = picture.pts_ns
-        if not self._full_pace and not self._cap.wants(t_capture_ns):
-            self._ledger.count(decoded=1, skipped_rate=1)
-            return None
-        if self._paced:
-            while (wait_ns := t_capture_ns - self._clock.monotonic_ns()) > 0:
-                if self._stop.wait(wait_ns / 1e9):
-                    return None
+        kept = self._full_pace or self._cap.wants(t_capture_ns)
+        if kept and self._paced:
+            due_ns = self._await_due(t_capture_ns, media_ns)
+            if due_ns is None:
+                return None
+            t_capture_ns = self._last_capture_ns = due_ns
         self._backoff.up()
-        if self._ledger.deliver():
+        if self._ledger.deliver(kept=kept):
             self._log.tell("up", f"{picture.pixels.width} x {picture.pixels.height} px")
+        if not kept:
+            return None
         frame = Frame(self._name, self._next_id, t_capture_ns, picture.pixels)
         self._next_id += 1
         return frame
+
+    def _await_due(self, due_ns: int, media_ns: int) -> int | None:
+        """When a picture in hand was due, or a pause ended; waits. None: to stop, or it came live and is too old."""
+        while (wait_ns := due_ns - self._clock.monotonic_ns()) > 0:
+            self._changed.clear()
+            if self._stop.is_set():
+                return None
+            if self._paused:
+                self._rest()
+                if self._live or self._stop.is_set():
+                    return None
+                due_ns = self._pacer.due_ns(media_ns, self._clock.monotonic_ns())
+                continue
+            self._changed.wait(wait_ns / 1e9)
+        return due_ns
 
     def _is_replayed(self, pts_ns: int | None) -> bool:
         """Opened again after a stall, HLS whose playlist stands still begins with the last segments once more."""
@@ -357,6 +383,8 @@ class SourceCamera:
 
     def _lose(self, error: CameraError) -> None:
         self._close_session()
+        if self._stop.is_set():
+            return  # nobody asks any more, and a successor may have its name
         reason = redact_text(f"{error.message} ({error.remedy})" if error.remedy else error.message)
         self._enter("stalled" if error.code == STALLED else "down", reason)
         if not error.retryable:
@@ -376,4 +404,7 @@ class SourceCamera:
         # Dropping the generator first: it reads from the container that is closed next.
         self._pictures = iter(())
         if session is not None:
-            session.close()
+            try:
+                session.close()
+            except Exception:  # noqa: BLE001  what a library makes of a closed door is no other camera's trouble
+                log.warning("camera %s: cannot be closed: %s", self._name, redact_text(traceback.format_exc()))

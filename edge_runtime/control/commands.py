@@ -141,7 +141,7 @@ def _obey(control: CameraControl, args: CameraArgs) -> CameraResult:
 def _only_on_the_socket(args: Mapping[str, JsonValue], door: Door) -> EdgeError | None:
     """Whoever may write to a broker or has the web's token may not start programs here."""
     action = args.get("action")
-    if door == "socket" or action in ANYWHERE or not isinstance(action, str):
+    if door == "socket" or not isinstance(action, str) or action in ANYWHERE:
         return None
     return RefusedError(
         "from here cameras are only paused, resumed and capped: the address of one can start a program",

@@ -19,7 +19,7 @@ from edge_runtime.pipeline.ledger import Ledger, Stream
 from edge_runtime.pipeline.mailbox import Mailbox
 from edge_runtime.records.activity import CacheMode, LedgerCut
 from edge_runtime.records.cameras import REMOVED, CameraStatus, CameraView
-from edge_runtime.records.frames import FrameResult
+from edge_runtime.records.frames import Frame, FrameResult
 from edge_runtime.threads import ThreadGroup
 
 log = logging.getLogger(__name__)
@@ -223,13 +223,13 @@ class Pipeline:
             feed.ended = True
 
     def await_removed(self, within_s: float) -> list[str]:
-        """Wait until cameras that were removed have let go of their sources; the names of those that have not."""
-        end = time.monotonic() + within_s
+        """Wait until cameras that were removed have let go of their sources, `within_s` after each was removed at the
+        most: one that never does holds up nobody for ever. The names of those that have not."""
         with self._lock:
-            threads = {feed.camera.name: feed.thread for feed in self._removed if feed.thread is not None}
-        for thread in threads.values():
-            thread.join(max(0.0, end - time.monotonic()))
-        return [name for name, thread in threads.items() if thread.is_alive()]
+            going = [(feed, feed.thread) for feed in self._removed if feed.thread is not None]
+        for feed, thread in going:
+            thread.join(max(0.0, feed.t_removed_ns / 1e9 + within_s - time.monotonic()))
+        return [feed.camera.name for feed, thread in going if thread.is_alive()]
 
     def _attach(self, feed: _Feed, model: str) -> _Target:
         desk = self._models[model].desk
@@ -377,18 +377,23 @@ class Pipeline:
         try:
             self._await_a_model(feed)
             while (frame := camera.read()) is not None:
-                if feed.full_pace:
-                    # a file waits for a model that pauses: nothing of it is lost, and nothing decoded for nobody
-                    self._await_a_model(feed)
-                targets = feed.targets
-                for desk, mailbox, _ in targets:
-                    desk.wait_for_room(mailbox)
-                entries = [self.ledger.captured(stream, frame) for _, _, stream in targets]
-                for (desk, mailbox, _), entry in zip(targets, entries, strict=True):
-                    desk.put(mailbox, entry)
+                self._hand_over(feed, frame)
+                # Its pixels are not to outlive their use: the next ones are decoded meanwhile.
+                del frame
         finally:
             with self._lock:
                 feed.ended = True
                 for desk, mailbox, _ in feed.targets:
                     desk.ended(mailbox)
             camera.close()
+
+    def _hand_over(self, feed: _Feed, frame: Frame) -> None:
+        if feed.full_pace:
+            # a file waits for a model that pauses: nothing of it is lost, and nothing decoded for nobody
+            self._await_a_model(feed)
+        targets = feed.targets
+        for desk, mailbox, _ in targets:
+            desk.wait_for_room(mailbox)
+        entries = [self.ledger.captured(stream, frame) for _, _, stream in targets]
+        for (desk, mailbox, _), entry in zip(targets, entries, strict=True):
+            desk.put(mailbox, entry)

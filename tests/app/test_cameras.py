@@ -373,6 +373,47 @@ def test_a_change_that_fails_half_way_is_taken_back(make: Make, monkeypatch: pyt
     assert make(*before).keeper.cameras() == before
 
 
+def test_one_that_cannot_be_brought_back_is_told_and_comes_with_the_next_change(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = make(camera("gate"), camera("yard"))
+    before, add_camera = device.keeper.cameras(), device.pipeline.add_camera
+
+    def no_thread(source: Camera, *args: Any, **options: Any) -> None:
+        raise RuntimeError(f"can't start new thread for {SECRET}")
+
+    monkeypatch.setattr(device.pipeline, "add_camera", no_thread)
+    assert code_of(lambda: device.keeper.change("gate", {"url": "synthetic:?fps=3"})) == "change_failed"
+    assert (device.keeper.cameras(), set(device.running())) == (before, {"yard"})
+    assert device.keeper.alarms() == ["not running since a change of cameras failed: gate; the next change tries again"]
+    wait_until(lambda: all(each.closed for each in device.made if each.name == "gate"), 2, "nothing is left")
+    # what fails once more loses nobody
+    assert code_of(lambda: device.keeper.add({"name": "new", "url": "synthetic:", "model": "m"})) == "change_failed"
+    monkeypatch.setattr(device.pipeline, "add_camera", add_camera)
+    assert device.keeper.cap("yard", 5.0).done == ["camera gate: added", "camera yard: at most 5 fps"]
+    assert device.keeper.alarms() == []
+    wait_until(lambda: bool(device.newest("gate").times), 5, "it is there again")
+
+
+def test_a_stop_in_the_middle_of_a_change_leaves_what_was_and_no_noise(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = make(camera("gate"), camera("yard"))
+    before, await_removed = device.keeper.cameras(), device.pipeline.await_removed
+
+    def stop_meanwhile(within_s: float) -> list[str]:
+        device.pipeline.stop()
+        return await_removed(within_s)
+
+    monkeypatch.setattr(device.pipeline, "await_removed", stop_meanwhile)
+    assert code_of(lambda: device.keeper.change("gate", {"url": "synthetic:?fps=3"})) == "stopping"
+    assert device.keeper.alarms() == []
+    assert all(each.closed for each in device.made)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "Traceback" not in caplog.text
+    assert make(*before).keeper.cameras() == before
+
+
 def test_at_the_start_one_that_cannot_be_made_is_down_and_stops_nobody(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -563,6 +604,11 @@ def test_removing_a_camera_in_a_blocking_read_holds_up_nobody_for_long(make: Mak
         start = time.monotonic()
         device.keeper.change("gate", {"url": "synthetic:?fps=3"})
         assert time.monotonic() - start < 4
+        # nor for ever: it has had its time
+        start = time.monotonic()
+        device.keeper.change("gate", {"url": "synthetic:?fps=4"})
+        assert time.monotonic() - start < 1
+        assert device.pipeline.await_removed(0.5) == ["stuck"]
         seen = len(device.newest("yard").times)
         wait_until(lambda: len(device.newest("yard").times) > seen, 5, "frames go on")
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_runtime.bench.cameras import CamerasBench, Cost, Load, Plan, measure_cameras
@@ -78,7 +79,7 @@ def test_what_a_low_rate_has_no_use_for_costs_a_quarter_at_most(tmp_path: Path) 
     pictures = []
     with av.open(str(bundled_media("vtest"))) as source:
         for frame in source.decode(video=0):
-            pictures.append(frame.to_ndarray(format="rgb24"))
+            pictures.append(frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False))
             if len(pictures) == 250:
                 break
     clip = encode(tmp_path / "gop25.mp4", pictures, rate=25, options={"g": "25", "keyint_min": "25"})

@@ -20,6 +20,8 @@ from tests.camera.http_streams import Hls, HttpStreams, SegmentType
 from tests.camera.relay import H264_KEY, H264_PARAMETERS, H265_KEY, H265_PARAMETERS, FaultRelay, RtpPacket
 from tests.camera.rtsp import Codec, RtspServer, gstreamer_missing
 
+# Whether it does what it says shows in every test that uses it; the details are looked at with `full`.
+pytestmark = pytest.mark.full
 NEEDS_GSTREAMER = pytest.mark.skipif(gstreamer_missing() is not None, reason=str(gstreamer_missing()))
 OPTIONS = {"rtsp_transport": "tcp", "tls_verify": "0"}
 LOSSLESS = {"qp": "0", "preset": "ultrafast"}

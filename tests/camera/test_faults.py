@@ -198,17 +198,16 @@ def as_it_was(room: Room) -> None:
     room.server.replace("bad", width=160, height=120, codec=room.codec)
 
 
+SILENT = rf"no data( that makes a picture)? for {STALL_S:g} s"
 NO_PICTURE = r"data comes, but .* no picture in it could be decoded: \d+ packets, \d+ corrupt, \d+ before a key frame"
+# GStreamer's depayloader may let nothing through at all.
+UNUSABLE = rf"{NO_PICTURE}|no data that makes a picture for {STALL_S:g} s"
 
 FAULTS = {
     "refuse": Fault(refused, lambda room: room.relay.ok(), reason="Connection refused"),
     "reset": Fault(lambda room: room.relay.reset(), reason="reading failed|closed the stream"),
-    "freeze": Fault(
-        lambda room: room.relay.freeze(), lambda room: room.relay.ok(), ("stalled",), f"no data for {STALL_S:g} s"
-    ),
-    "trickle": Fault(
-        lambda room: room.relay.trickle(100), lambda room: room.relay.ok(), ("stalled",), f"no data for {STALL_S:g} s"
-    ),
+    "freeze": Fault(lambda room: room.relay.freeze(), lambda room: room.relay.ok(), ("stalled",), SILENT),
+    "trickle": Fault(lambda room: room.relay.trickle(100), lambda room: room.relay.ok(), ("stalled",), SILENT),
     "cut in mid-frame": Fault(
         cut_in_a_frame, lambda room: room.relay.ok(), ("down", "stalled"), "reading failed|closed|cannot open|no data"
     ),
@@ -219,7 +218,7 @@ FAULTS = {
         lambda room: room.relay.corrupt(0.2, room.seed),
         lambda room: room.relay.ok(),
         ("stalled",),
-        NO_PICTURE,
+        UNUSABLE,
     ),
     "key frames lost": Fault(losing_key_frames, lambda room: room.relay.ok(), ("stalled",), NO_PICTURE),
     "another size": Fault(
@@ -240,10 +239,10 @@ FAULTS = {
     "server restart": Fault(
         lambda room: room.server.kill(), lambda room: room.server.start(), reason="reading failed|closed|cannot open"
     ),
-    "server frozen": Fault(
-        lambda room: room.server.freeze(), lambda room: room.server.thaw(), ("stalled",), f"no data for {STALL_S:g} s"
-    ),
+    "server frozen": Fault(lambda room: room.server.freeze(), lambda room: room.server.thaw(), ("stalled",), SILENT),
 }
+SAMPLE = ("freeze", "cut in mid-frame", "corrupt", "another size", "the old size", "wrong password", "server restart")
+"""Of a further backend in the usual run; all of them with `full`."""
 SECRETS = ("s3cr", "op@r", "op%40r")
 
 
@@ -317,6 +316,8 @@ def test_no_fault_is_felt_by_others_and_each_is_recovered_from(
     caplog.set_level("DEBUG")
     room = rooms(backend, "h264", 1)
     for name, fault in FAULTS.items():
+        if backend != "pyav" and name not in SAMPLE:
+            continue
         started_s = time.monotonic()
         suffer(room, name, fault)
         print(f"{name}: {time.monotonic() - started_s:.2f} s")

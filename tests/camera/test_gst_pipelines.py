@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_runtime.camera import gst_start
+from edge_runtime.camera.gst_files import refused_header
 from edge_runtime.camera.gst_pipelines import (
     JETSON,
     MAX_AGE_NS,
@@ -30,6 +34,7 @@ from edge_runtime.clock import SystemClock
 from edge_runtime.errors import CameraError
 from edge_runtime.records.spec import InputSpec, Resize
 from edge_runtime.vision.geometry import plan
+from tests.awaiting import wait_until
 
 SECRET_URL = "rtsp://ad%40min:p%2F%3As%25@cam.local:8554/live?channel=1"
 
@@ -346,3 +351,111 @@ def test_a_stream_without_marked_key_frames_is_taken_in_the_end() -> None:
             break
     assert 290 < pts < 310
     assert ledger.damage()[1] == pts
+
+
+# --- what is kept from GStreamer
+
+
+def ebml(*elements: tuple[int, bytes]) -> bytes:
+    body = b"".join(name.to_bytes(2, "big") + bytes([0x80 | len(value)]) + value for name, value in elements)
+    return b"\x1a\x45\xdf\xa3" + bytes([0x80 | len(body)]) + body
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (b"", None),
+        (b"\0\0\0 ftypisom", None),
+        (ebml((0x4282, b"matroska"), (0x4285, b"\2")), None),
+        (ebml((0x4282, b"webm\0\0")), None),
+        (ebml((0x4286, b"\1")), None),
+        (ebml((0x4282, b"matroska"))[:9], "it is of the kind 'm', and no Matroska or WebM file"),
+        (ebml((0x4282, b"oatros{a")), "it is of the kind 'oatros{a', and no Matroska or WebM file"),
+        (ebml((0x4282, b"matroska"), (0x4285, b"\7")), "its Matroska is of version 7, and 2 is read"),
+    ],
+)
+def test_matroska_that_gstreamer_stumbles_over_is_not_given_to_it(
+    head: bytes, reason: str | None, tmp_path: Path
+) -> None:
+    assert refused_header(head) == reason
+    if reason is not None:
+        (tmp_path / "clip.mkv").write_bytes(head)
+        with pytest.raises(CameraError, match=re.escape(reason)) as refused:
+            planned(str(tmp_path / "clip.mkv"))
+        assert refused.value.retryable
+
+
+@given(st.binary(max_size=64))
+def test_no_header_is_too_much(rest: bytes) -> None:
+    refused_header(b"\x1a\x45\xdf\xa3" + rest)
+
+
+# --- the start
+
+
+def test_the_list_of_plugins_goes_where_it_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    nowhere = {"HOME": str(tmp_path / "file")}
+    for before, chosen in (
+        ({"HOME": str(tmp_path), "STATE_DIRECTORY": str(tmp_path)}, None),
+        (nowhere, None),
+        (nowhere | {"STATE_DIRECTORY": f"{tmp_path}:/else"}, f"{tmp_path}/gstreamer-1.0.registry"),
+        (nowhere | {"STATE_DIRECTORY": str(tmp_path), "GST_REGISTRY": "/mine"}, None),
+        (nowhere | {"XDG_CACHE_HOME": str(tmp_path), "STATE_DIRECTORY": str(tmp_path)}, None),
+    ):
+        environ = dict(before)
+        gst_start.choose_registry(environ)
+        assert environ == (before if chosen is None else before | {"GST_REGISTRY_1_0": chosen})
+
+
+def test_a_search_for_plugins_that_hangs_is_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scanner = tmp_path / "gst-plugin-scanner"
+    scanner.symlink_to("/bin/sleep")
+    ended = []
+    assert gst_start.start(lambda: ended.append(subprocess.run([scanner, "60"]).returncode), 0.2)
+    assert ended == [-9]
+    assert "its scanner is ended" in caplog.text
+    with pytest.raises(RuntimeError, match="no"):
+        gst_start.start(lambda: (_ for _ in ()).throw(RuntimeError("no")).__next__())
+
+
+def test_one_that_hangs_all_the_same_is_left_and_not_begun_again() -> None:
+    release, calls = threading.Event(), []
+
+    def init() -> None:
+        calls.append(1)
+        release.wait(20)
+
+    assert not gst_start.start(init, 0.05)
+    assert not gst_start.start(init, 0.05)
+    release.set()
+    wait_until(lambda: not any(thread.name == "gst-init" for thread in threading.enumerate()), 5, "its end")
+    assert gst_start.start(lambda: None)
+    assert calls == [1]
+
+
+# --- parts of a multipart stream
+
+
+def test_pictures_with_made_up_times_are_told_by_their_order() -> None:
+    ledger = Ledger(SystemClock())
+    units = Units(ledger, intra_only=True)
+    units.arrive(10, key=True, t_ns=1)
+    assert units.picture(10, newest=True)[1].t_ns == 1  # type: ignore[union-attr]
+    for number, whole in ((2, True), (3, False), (4, True)):
+        units.arrive(None, key=True, whole=whole, t_ns=number)
+    good = [units.picture(50 + at) for at in range(3)]
+    assert [(intact, unit.t_ns if unit else None) for intact, unit in good] == [(True, 2), (False, 3), (True, 4)]
+    assert ledger.damage()[0] == 1
+
+
+def test_a_part_of_which_nothing_comes_shifts_the_others_for_a_while_only() -> None:
+    ledger = Ledger(SystemClock())
+    units = Units(ledger, intra_only=True)
+    units.arrive(None, key=True, t_ns=0)
+    for number in range(1, 8):
+        units.arrive(None, key=True, t_ns=number)
+        unit = units.picture(1000 + number, newest=True)[1]
+        assert unit is not None
+        assert unit.t_ns == (number - 1 if number <= 4 else number)
+    assert ledger.damage()[0] == 1

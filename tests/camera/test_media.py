@@ -11,14 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import pytest
 
 from edge_runtime.backoff import Backoff
+from edge_runtime.camera.av import ContainerSession
+from edge_runtime.camera.av_decoding import Decoding
 from edge_runtime.camera.media import AvCamera, open_images, probe
 from edge_runtime.camera.options import CameraOptions
+from edge_runtime.camera.session import INTERRUPTED, Alone
 from edge_runtime.camera.synthetic import SyntheticPixels, read_number
+from edge_runtime.clock import SystemClock
 from edge_runtime.errors import CameraError
 from edge_runtime.records.frames import Frame
 from tests.camera.clips import HEIGHT, WIDTH, av_camera, encode, image, numbered, sound
@@ -283,6 +289,124 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     frames = drain(av_camera(name="a", url=str(tmp_path), fps=50, loop=True), 7)
     assert numbers(frames) == [0, 1, 2, 0, 1, 2, 0]
     assert steps_ms(frames) == pytest.approx([20.0] * 6)
+
+
+@pytest.mark.parametrize("end", ["resume", "stop"])
+def test_a_pause_does_not_wait_for_the_picture_in_hand(tmp_path: Path, end: str) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(image(SyntheticPixels(number, 64, 48).to_rgb()))
+    camera = av_camera(name="a", url=str(tmp_path), fps=0.1)
+    first = camera.read()
+    assert first is not None
+    frames: list[Frame | None] = []
+    thread = threading.Thread(target=lambda: frames.append(camera.read()))
+    thread.start()
+    time.sleep(0.1)
+    camera.pause()
+    until(lambda: camera.status().state == "paused")
+    assert frames == []
+    getattr(camera, end)()
+    thread.join(2)
+    assert not thread.is_alive()
+    if end == "resume":
+        frame = frames[0]
+        assert frame is not None
+        assert numbers([frame]) == [1]
+        assert first.t_capture_ns < frame.t_capture_ns <= time.monotonic_ns()
+    else:
+        assert frames == [None]
+    camera.close()
+
+
+def test_what_is_wrong_with_files_is_told_once_not_in_every_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "0.png").write_bytes(image(SyntheticPixels(0, 64, 48).to_rgb()))
+    (tmp_path / "1.jpg").write_bytes(b"\xff\xd8\xff no picture")
+    camera = av_camera(name="a", url=str(tmp_path), pace="max", loop=True)
+    assert len(drain(camera, 5)) == 5
+    assert camera.source().corrupt == 4
+    assert [r.getMessage() for r in caplog.records if "damaged" in r.getMessage()] == [
+        f"camera a: {tmp_path / '1.jpg'}: damaged picture: Invalid data found when processing input"
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        OSError(5, "I/O error", "rtsp://op:secret@cam"),
+    ],
+)
+def test_whatever_opening_raises_is_a_fault_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, clip: Path, error: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("edge_runtime.camera.av.av.open", fails)
+    with pytest.raises(CameraError, match=r"cannot open: ") as caught:
+        probe(str(clip))
+    assert caught.value.retryable
+    assert "secret" not in str(caught.value)
+
+
+B_FRAMES = {"preset": "veryfast", "x264-params": "keyint=25:min-keyint=25:scenecut=0:bframes=3:b-adapt=0"}
+
+
+def test_reordered_pictures_without_times_of_their_own_keep_their_pace(tmp_path: Path) -> None:
+    """AVI knows no presentation times."""
+    path = encode(tmp_path / "a.avi", numbered(100), options=B_FRAMES)
+    camera = av_camera(name="a", url=str(path), pace="max", loop=False)
+    assert numbers(drain(camera)) == list(range(100))
+    assert (camera.source().corrupt, camera.source().duplicate) == (0, 0)
+    camera = av_camera(name="a", url=str(path), fps=10, loop=False)
+    frames = drain(camera)
+    assert 39 <= len(frames) <= 44
+    assert camera.source().corrupt == 0
+    assert (frames[-1].t_capture_ns - frames[0].t_capture_ns) / 1e9 == pytest.approx(4, abs=0.6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_packet_with_a_wrong_time_is_counted_once(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    path = encode(tmp_path / "a.mp4", numbered(100), options=B_FRAMES)
+    intake = Alone(SystemClock())
+    pictures = 0
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_type = "NONE"
+        decoding = Decoding(stream, intake, live=False)
+        for packet in container.demux(stream):
+            if packet.pts is not None and packet.time_base is not None and rng.random() < 0.08:
+                packet.pts += int(rng.choice([-36_000, 36_000]) / packet.time_base)
+            pictures += sum(1 for _ in decoding.feed(packet, 0))
+        decoding.settle()
+    assert (pictures, intake.ledger.counters().corrupt) == (100, 0)
+
+
+def test_packets_of_streams_that_came_later_do_not_keep_it_from_stopping() -> None:
+    class Container:
+        def demux(self, _: object) -> Container:
+            return self
+
+        def __next__(self) -> object:
+            raise IndexError
+
+    class Told(Alone):
+        packets = 0
+
+        def arrived(self) -> None:
+            self.packets += 1
+            if self.packets > 3:
+                raise CameraError("to stop", code=INTERRUPTED)
+
+    session: Any = object.__new__(ContainerSession)
+    session._container, session._stream, session._read_timeout_s = Container(), None, 1.0
+    session._intake = Told(SystemClock())
+    with pytest.raises(CameraError, match="to stop"):
+        next(session._packets())
 
 
 def test_open_images_for_evaluation(tmp_path: Path) -> None:

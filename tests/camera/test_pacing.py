@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.backoff import Backoff
-from edge_runtime.camera.pacing import JUMP_NS, NEVER_NS, Pacer, RateCap, Timeline, nominal_interval_ns
+from edge_runtime.camera.pacing import JUMP_NS, NEVER_NS, Ordered, Pacer, RateCap, Timeline, nominal_interval_ns
 from edge_runtime.source_url import redact_text
 
 MS = 1_000_000
@@ -251,12 +251,27 @@ def test_only_a_stable_source_resets_the_delay() -> None:
     assert backoff.next_delay_s() <= 0.5
 
 
+def test_times_of_decoding_are_gone_by_where_those_of_presentation_go_back_and_forth() -> None:
+    ordered, shown = Ordered(), [1, 4, 3, 5, 2]
+    pts = [round_ * 4 + step for round_ in range(10) for step in shown[1:]]
+    chosen = [ordered.choose(time * 40, (index + 3) * 40) for index, time in enumerate(pts)]
+    assert chosen[-25:] == [(index + 3) * 40 for index in range(40)][-25:]
+    given = [time for time in chosen if time is not None]
+    assert all(a != b for a, b in pairwise(given)), "or a picture would look like one that came twice"
+    right = Ordered()
+    for index in range(200):  # some are wrong: no reason to distrust the others
+        pts_ns = index * 40 - (9_000_000 if index % 20 == 7 else 0)
+        assert right.choose(pts_ns, index * 40) == pts_ns
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
         ("rtsp://admin:secret@10.0.0.2/ch1", "rtsp://***@10.0.0.2/ch1"),
         ("http://admin:se/c@r:et@cam/x", "http://***@cam/x"),
         ("[Errno 5] I/O error: 'http://u:p@cam/x?token=abc'", "[Errno 5] I/O error: 'http://***@cam/x?***'"),
+        ("no rtsp://op:it's\"it@cam/x: gone", "no rtsp://***@cam/x: gone"),
+        ("no 'http://cam/a'b?pass=it's&c': gone", "no 'http://cam/a'b?***': gone"),
         ("https://cam/live?user=a&pwd=b", "https://cam/live?***"),
         ("file:/srv/clip.mp4", "file:/srv/clip.mp4"),
     ],

@@ -222,7 +222,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RtspServer]:
         yield server
 
 
-@pytest.mark.parametrize("mount", ["h264", "h265", "h265b", "mjpeg"])
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    "mount", ["h264", pytest.param("h265", marks=FULL), "h265b", pytest.param("mjpeg", marks=FULL)]
+)
 def test_lost_rtp_packets_cost_pictures_and_change_none(server: RtspServer, mount: str) -> None:
     colours = {number: SyntheticPixels(number, 32, 16).to_rgb()[-1, 0].astype(int) for number in range(60)}
     with FaultRelay(server.host, server.port) as relay:

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -216,6 +217,77 @@ def test_after_a_refused_password_it_waits_longer(reading: Read) -> None:
     assert REFUSED_S >= 30
 
 
+@pytest.mark.parametrize("cap", [0, 0.001])
+def test_a_cap_does_not_keep_it_from_being_up_after_a_fault_or_a_pause(reading: Read, cap: float) -> None:
+    """What is not wanted shows as well that the source is there."""
+    goes_on = threading.Event()
+
+    def play(intake: Intake, opened: int) -> Iterator[Picture]:
+        while opened != 1 or not goes_on.is_set():
+            intake.arrived()
+            early_ns, _ = intake.early(None, time.monotonic_ns())
+            if early_ns:
+                intake.ledger.count(skipped_codec=1)
+            else:
+                yield picture()
+            time.sleep(0.005)
+
+    script = Script(play)
+    camera = reading(live(script))
+    wait_until(lambda: camera.status().state == "up")
+    camera.set_cap(cap)
+    goes_on.set()
+    wait_until(lambda: script.opened == 2 and camera.status().state == "up", 2, "it")
+    camera.pause()
+    wait_until(lambda: camera.status().state == "paused")
+    camera.resume()
+    wait_until(lambda: script.opened == 3 and camera.status().state == "up", 2, "it")
+    decoded, skipped = camera.source().decoded, camera.source().skipped_codec
+    wait_until(lambda: camera.source().skipped_codec > skipped + 10)
+    assert camera.source().decoded == decoded
+    assert camera.source().skipped_rate == 2
+
+
+def test_a_surprise_is_told_once_not_at_every_try(reading: Read, caplog: pytest.LogCaptureFixture) -> None:
+    def play(intake: Intake, opened: int) -> Iterator[Picture]:
+        if opened:
+            raise RuntimeError(f"never thought of: try {opened} of rtsp://op:s3'cret@cam/1")
+        yield picture()
+
+    script = Script(play)
+    camera = reading(live(script))
+    wait_until(lambda: script.opened >= 20)
+    assert camera.status().state == "down"
+    told = [record.getMessage() for record in caplog.records if "Traceback" in record.getMessage()]
+    assert len(told) == 1
+    assert "never thought of" in told[0]
+    assert "cret" not in caplog.text
+
+
+def test_a_picture_that_is_not_wanted_is_freed_before_the_next_is_decoded(reading: Read) -> None:
+    class Pixels(SyntheticPixels):
+        """With a weak reference."""
+
+    held: list[int] = []
+    camera: SourceCamera | None = None
+
+    def play(_intake: Intake, _opened: int) -> Iterator[Picture]:
+        last: weakref.ref[Pixels] | None = None
+        while True:
+            held.append(last is not None and last() is not None)
+            pixels = Pixels(0, 64, 32)
+            last = weakref.ref(pixels)
+            coming = Picture(pixels, None, time.monotonic_ns())
+            del pixels
+            yield coming
+            del coming
+            time.sleep(0.001)
+
+    camera = reading(live(Script(play), fps=1))
+    wait_until(lambda: camera.source().skipped_rate > 20)
+    assert not any(held)
+
+
 def test_an_open_and_a_read_that_do_not_come_back_are_told_of(reading: Read) -> None:
     """A resolver without an answer, a driver that is wedged: whatever the library promised about time-outs."""
     opens, reads = threading.Event(), threading.Event()
@@ -391,3 +463,48 @@ def test_a_camera_that_keeps_failing_logs_one_line(reading: Read, caplog: pytest
         camera.stop()
         wait_until(lambda: camera.status().state == "stopped")
     assert [record.getMessage() for record in caplog.records] == ["camera gate: down: it is broken"]
+
+
+class _Sour:
+    """Gives one picture, then fails; closing it fails, too."""
+
+    interval_ns = None
+
+    def pictures(self) -> Iterator[Picture]:
+        yield Picture(SyntheticPixels(0, 64, 32), 0, time.monotonic_ns())
+        raise CameraError("lost at rtsp://op:s3cret@host/1", retryable=True)
+
+    def close(self) -> None:
+        raise OSError("cannot close rtsp://op:s3cret@host/1")
+
+
+def test_a_source_that_cannot_be_closed_is_opened_again_and_told_without_its_password(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sour = SourceCamera("c", lambda _: _Sour(), live=True, backoff=Backoff(base_s=0.01, limit_s=0.01))
+    assert [sour.read() is not None for _ in range(3)] == [True] * 3
+    sour.stop()
+    sour.close()
+    assert sour.status().state == "stopped"
+    assert "cannot be closed" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+def test_one_that_was_removed_says_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    """Its successor may have its name."""
+    opening, go_on = threading.Event(), threading.Event()
+
+    def opener(_: Intake) -> Session:
+        opening.set()
+        assert go_on.wait(5)
+        raise CameraError("no answer", retryable=True)
+
+    removed = SourceCamera("c", opener, live=True)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(removed.read)
+        assert opening.wait(5)
+        removed.stop()
+        go_on.set()
+        assert reading.result(5) is None
+    removed.close()
+    assert "no answer" not in caplog.text

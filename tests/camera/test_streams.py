@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import http.server
 import itertools
 import logging
@@ -24,6 +25,8 @@ import pytest
 
 from edge_runtime.backoff import Backoff
 from edge_runtime.camera import gstreamer
+from edge_runtime.camera.av import ContainerSession
+from edge_runtime.camera.av_decoding import Decoding
 from edge_runtime.camera.media import AvCamera, probe
 from edge_runtime.camera.open import open_camera
 from edge_runtime.camera.options import CameraOptions
@@ -35,7 +38,7 @@ from tests.awaiting import wait_until
 from tests.camera.clips import encode, image, numbered
 from tests.camera.http_streams import Hls, HttpStreams
 from tests.camera.relay import H264_KEY, H265_KEY, FaultRelay
-from tests.camera.rtsp import RtspServer, gstreamer_missing
+from tests.camera.rtsp import Codec, RtspServer, gstreamer_missing
 
 needs_rtsp = pytest.mark.skipif(gstreamer_missing() is not None, reason=str(gstreamer_missing()))
 
@@ -63,6 +66,7 @@ class Reading:
         self.camera = AvCamera(CameraOptions("gate", url, **options), backoff=backoff or Quick(), refused_s=refused_s)
         self.url = url
         self.times_ns: list[int] = []
+        self.late_ns: list[int] = []
         self.sizes: set[tuple[int, int]] = set()
         self.started_s = time.monotonic()
         self._thread = threading.Thread(target=self._read, name="cam-gate")
@@ -70,6 +74,7 @@ class Reading:
     def _read(self) -> None:
         while (frame := self.camera.read()) is not None:
             self.times_ns.append(frame.t_capture_ns)
+            self.late_ns.append(time.monotonic_ns() - frame.t_capture_ns)
             self.sizes.add((frame.pixels.width, frame.pixels.height))
         self.camera.close()
 
@@ -204,6 +209,94 @@ def test_a_camera_with_rare_key_frames_starts_and_comes_up(server: RtspServer, c
             relay.ok()
             reading.until("up")
             assert reading.camera.effort().opened == 1
+
+
+@needs_rtsp
+@pytest.mark.parametrize(
+    ("bframes", "codec", "gop", "cap"),
+    [(0, "h264", 10, 2.5), (2, "h264", 10, 2.5)]
+    + [pytest.param(n, codec, 25, 1, marks=pytest.mark.full) for n, codec in ((0, "h264"), (2, "h264"), (0, "h265"))],
+)
+def test_a_capped_live_camera_decodes_what_it_shows_and_no_more(bframes: int, codec: Codec, gop: int, cap: int) -> None:
+    with RtspServer() as server:
+        server.add("cam", codec=codec, fps=25, gop=gop, bframes=bframes)
+        with Reading(server.url(), fps=cap) as capped, Reading(server.url()) as whole:
+            capped.until("up")
+            # until two key intervals are known
+            wait_until(lambda: capped.camera.source().skipped_codec > 2 * gop, 6 + 3 / cap, "skipping")
+            before, shown, all_shown = capped.camera.source(), len(capped.times_ns), len(whole.times_ns)
+            effort_ns, whole_ns = capped.camera.effort().decode_cpu_ns, whole.camera.effort().decode_cpu_ns
+            whole.frames(all_shown + 4 * round(25 / cap), 8 / cap)
+            after = capped.camera.source()
+            assert abs(len(capped.times_ns) - shown - 4) <= 1
+            assert after.decoded - before.decoded <= 6
+            assert after.skipped_codec - before.skipped_codec >= 3 * (gop - 2)
+            share = (capped.camera.effort().decode_cpu_ns - effort_ns) / (
+                whole.camera.effort().decode_cpu_ns - whole_ns
+            )
+            print(f"{share:.1%} of decoding all")
+            assert share <= 0.4
+            assert capped.camera.status().state == "up"
+            # nothing, and everything again
+            capped.camera.set_cap(0)
+            time.sleep(0.3)
+            shown = len(capped.times_ns)
+            time.sleep(1.2 * gop / 25)
+            assert (len(capped.times_ns), capped.camera.status().state) == (shown, "up")
+            capped.camera.set_base(None)
+            capped.camera.set_cap(None)
+            capped.frames(shown + 10, (gop + 10) / 25 + 0.3)
+            whole.stop()
+            capped.stop()
+            for reading in (capped, whole):
+                source = reading.camera.source()
+                assert len(reading.times_ns) == source.decoded - source.skipped_rate - source.duplicate
+                assert (source.corrupt, source.duplicate) == (0, 0)
+                assert all(a < b for a, b in itertools.pairwise(reading.times_ns))
+
+
+@needs_rtsp
+@pytest.mark.parametrize(("bframes", "most_ms"), [(0, 25), (2, 400)])
+def test_capture_is_when_the_packet_came_and_nothing_waits_without_need(bframes: int, most_ms: int) -> None:
+    with RtspServer() as server:
+        server.add("cam", fps=10, gop=10, bframes=bframes)
+        with Reading(server.url()) as reading:
+            reading.frames(25, 8)
+        late_ms = sorted(late_ns / 1e6 for late_ns in reading.late_ns[5:])
+        middle_ms = late_ms[len(late_ms) // 2]
+        # One picture late would be 100 ms. Reordered ones wait for two others, and their capture is not made younger.
+        assert (100 if bframes else 0) <= middle_ms <= most_ms
+
+
+@needs_rtsp
+def test_faults_leave_nothing_that_only_the_collector_frees() -> None:
+    def alive() -> int:
+        return sum(isinstance(each, (ContainerSession, Decoding, CameraError)) for each in gc.get_objects())
+
+    with RtspServer() as server, FaultRelay(server.host, server.port) as relay:
+        server.add("cam", gop=5)
+        gc.collect()
+        before = alive()
+        gc.disable()
+        try:
+            with Reading(relay.url_of(server.url()), stall_s=0.4) as reading:
+                for faults, state in (
+                    ([relay.freeze], "stalled"),
+                    ([relay.reset], "down|starting|up"),
+                    ([relay.refuse, relay.reset], "down"),
+                ):
+                    reading.until("up")
+                    opened = reading.camera.effort().opened
+                    for fault in faults:
+                        fault()
+                    wait_until(lambda state=state: reading.camera.status().state in state)  # type: ignore[misc]
+                    time.sleep(0.2)
+                    relay.ok()
+                    wait_until(lambda opened=opened: reading.camera.effort().opened > opened)  # type: ignore[misc]
+                reading.until("up")
+            assert alive() == before
+        finally:
+            gc.enable()
 
 
 @needs_rtsp

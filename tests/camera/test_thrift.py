@@ -298,7 +298,9 @@ def test_pictures_are_those_of_decoding_all(
     assert all(a.t_capture_ns < b.t_capture_ns for a, b in pairwise(frames))
 
 
-@pytest.mark.parametrize("kind", ["h264", "h265", "h264 b"])
+@pytest.mark.parametrize(
+    "kind", ["h264", pytest.param("h265", marks=pytest.mark.full), pytest.param("h264 b", marks=pytest.mark.full)]
+)
 def test_one_picture_of_a_group_costs_a_quarter_of_all_at_most(
     clips: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:

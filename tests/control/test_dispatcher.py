@@ -187,6 +187,8 @@ REFUSED = [
     ("camera", wish(name="gate", action="pause", camera={"fps": 5}), "invalid", "args"),
     ("camera", wish(name="gate", action="stop"), "forbidden", "args.action"),
     ("camera", wish(name="gate", action=3), "invalid", "args.action"),
+    ("camera", wish(name="gate", action=["add"]), "invalid", "args.action"),
+    ("camera", wish(name="gate", action={}), "invalid", "args.action"),
     ("camera", wish(name="gate", action="cap", fps=0), "invalid", "args.fps"),
     ("camera", wish(name="gate", action="cap", fps=1001), "invalid", "args.fps"),
     ("camera", wish(name="gate", action="cap", fps="x"), "invalid", "args.fps"),

@@ -116,6 +116,31 @@ def test_a_frame_is_freed_when_it_ends_and_not_when_the_collector_comes() -> Non
     assert rig.finish() == []
 
 
+def test_a_frame_that_ended_is_freed_while_the_camera_reads_the_next_one() -> None:
+    rig = Rig()
+    rig.pipeline.add_model("m", make_resident(FakeEngine()), lanes=1)
+    freed = []
+
+    def script() -> Iterator[FakePixels]:
+        for number in range(3):
+            pixels = FakePixels(number)
+            last = weakref.ref(pixels)
+            yield pixels
+            del pixels
+            # The other camera's frames take its place on the lane.
+            end = time.monotonic() + 2
+            while last() is not None and time.monotonic() < end:
+                time.sleep(0.005)
+            freed.append(last() is None)
+
+    rig.pipeline.add_camera(ScriptedCamera("rare", script()), ["m"])
+    rig.pipeline.add_camera(live_camera("often", 0.005), ["m"])
+    rig.pipeline.start()
+    wait_until(lambda: len(freed) == 3)
+    assert all(freed)
+    assert rig.finish() == []
+
+
 def test_every_model_of_a_camera_sees_every_frame_and_counts_it() -> None:
     rig = Rig()
     for name in ("a", "b"):
