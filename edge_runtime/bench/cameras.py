@@ -89,13 +89,14 @@ class CamerasBench:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`isolation`: where cameras are read, as in a configuration."""
+    """`isolation`: where cameras are read, as in a configuration. `warm_up_s`: before what is measured."""
 
     loads: Sequence[Load]
     variant: str
     seconds: float = 15.0
     repeats: int = 3
     isolation: str = "thread"
+    warm_up_s: float = WARM_UP_S
 
 
 def measure_cameras(
@@ -127,6 +128,7 @@ def _measured_apart(bundle: Bundle, clip: Path, plan: Plan, load: Load) -> Cost:
             "config": _config(Path(store), bundle, clip, plan, load),
             "store": store,
             "seconds": plan.seconds,
+            "warm_up_s": plan.warm_up_s,
             "fps": load.fps,
         }
         try:
@@ -135,7 +137,7 @@ def _measured_apart(bundle: Bundle, clip: Path, plan: Plan, load: Load) -> Cost:
                 input=json.dumps(order),
                 capture_output=True,
                 text=True,
-                timeout=WARM_UP_S + plan.seconds + STOP_S,
+                timeout=plan.warm_up_s + plan.seconds + STOP_S,
                 check=False,
                 # as `edge-runtime run` has it
                 env=uncached(os.environ) or os.environ,
@@ -197,7 +199,7 @@ def _measure_here(order: Mapping[str, Any]) -> dict[str, Any]:
 
     try:
         daemon.start()
-        daemon.wait(WARM_UP_S)
+        daemon.wait(order["warm_up_s"])
         start_s, cpu_start_s, done_before, decode_before_ns, decoded_before, skipped_before = mark()
         daemon.wait(order["seconds"])
         end_s, cpu_end_s, done, decode_ns, decoded, skipped = mark()

@@ -20,7 +20,7 @@ LIGHT = "fp32-320"
 
 def test_a_small_run_adds_up() -> None:
     told: list[str] = []
-    plan = Plan([Load(2, 5.0)], LIGHT, seconds=1.0, repeats=1)
+    plan = Plan([Load(2, 5.0)], LIGHT, seconds=1.0, repeats=1, warm_up_s=0.5)
     (cost,) = measure_cameras(load_bundle(CENTERNET), VTEST, plan, progress=told.append).costs
     assert told == ["2 x 5 fps (1 of 1)"]
     assert 6 <= cost.completed <= 12

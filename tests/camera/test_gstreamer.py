@@ -122,7 +122,7 @@ def test_nothing_of_the_distribution_but_gi_can_be_imported() -> None:
         "assert sys.path == before; import gi, numpy; print(gi.__file__); print(numpy.__file__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    gi, numpy = done.stdout.split()
+    gi, numpy = done.stdout.splitlines()
     assert numpy == np.__file__
     assert gi != numpy
 

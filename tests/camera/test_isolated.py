@@ -255,6 +255,7 @@ def test_a_paused_one_waits_and_goes_on_and_is_no_wedge() -> None:
         assert rest.result(10)
 
 
+@pytest.mark.full
 def test_a_back_off_is_no_wedge(tmp_path: Path) -> None:
     none = str(tmp_path / "none.mp4")
     with isolated(none, open_s=0.1, stall_s=0.1, grace_s=0.5) as camera, ThreadPoolExecutor(1) as pool:
@@ -414,7 +415,7 @@ def test_who_sets_rates_never_waits_for_one_that_does_not_react() -> None:
         assert _gap_ms(camera) > 30
 
 
-@pytest.mark.parametrize("lock", ["lock", "free"])
+@pytest.mark.parametrize("lock", ["lock", pytest.param("free", marks=pytest.mark.full)])
 def test_a_call_that_never_comes_back_is_ended(
     lock: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -443,7 +444,12 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+SLOW_LIES = ("nothing", "hang_up")
+
+
+@pytest.mark.parametrize(
+    "lie", [pytest.param(lie, marks=[pytest.mark.full] if lie in SLOW_LIES else []) for lie in LIES]
+)
 def test_a_process_that_was_taken_over_is_ended(
     lie: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

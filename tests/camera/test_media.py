@@ -355,6 +355,7 @@ def test_whatever_opening_raises_is_a_fault_with_a_reason(
 B_FRAMES = {"preset": "veryfast", "x264-params": "keyint=25:min-keyint=25:scenecut=0:bframes=3:b-adapt=0"}
 
 
+@pytest.mark.full
 def test_reordered_pictures_without_times_of_their_own_keep_their_pace(tmp_path: Path) -> None:
     """AVI knows no presentation times."""
     path = encode(tmp_path / "a.avi", numbered(100), options=B_FRAMES)

@@ -226,7 +226,8 @@ FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize(
-    "mount", ["h264", pytest.param("h265", marks=FULL), "h265b", pytest.param("mjpeg", marks=FULL)]
+    "mount",
+    ["h264", pytest.param("h265", marks=FULL), pytest.param("h265b", marks=FULL), pytest.param("mjpeg", marks=FULL)],
 )
 def test_lost_rtp_packets_cost_pictures_and_change_none(server: RtspServer, mount: str) -> None:
     colours = {number: SyntheticPixels(number, 32, 16).to_rgb()[-1, 0].astype(int) for number in range(60)}

@@ -214,8 +214,14 @@ def test_a_camera_with_rare_key_frames_starts_and_comes_up(server: RtspServer, c
 @needs_rtsp
 @pytest.mark.parametrize(
     ("bframes", "codec", "gop", "cap"),
-    [(0, "h264", 10, 2.5), (2, "h264", 10, 2.5)]
-    + [pytest.param(n, codec, 25, 1, marks=pytest.mark.full) for n, codec in ((0, "h264"), (2, "h264"), (0, "h265"))],
+    [
+        (0, "h264", 10, 2.5),
+        pytest.param(2, "h264", 10, 2.5, marks=pytest.mark.full),
+        *(
+            pytest.param(n, codec, 25, 1, marks=pytest.mark.full)
+            for n, codec in ((0, "h264"), (2, "h264"), (0, "h265"))
+        ),
+    ],
 )
 def test_a_capped_live_camera_decodes_what_it_shows_and_no_more(bframes: int, codec: Codec, gop: int, cap: int) -> None:
     with RtspServer() as server:
@@ -256,7 +262,7 @@ def test_a_capped_live_camera_decodes_what_it_shows_and_no_more(bframes: int, co
 
 
 @needs_rtsp
-@pytest.mark.parametrize(("bframes", "most_ms"), [(0, 25), (2, 400)])
+@pytest.mark.parametrize(("bframes", "most_ms"), [(0, 25), pytest.param(2, 400, marks=pytest.mark.full)])
 def test_capture_is_when_the_packet_came_and_nothing_waits_without_need(bframes: int, most_ms: int) -> None:
     with RtspServer() as server:
         server.add("cam", fps=10, gop=10, bframes=bframes)
@@ -660,6 +666,7 @@ def test_a_server_cannot_send_it_to_files_and_other_protocols(tmp_path: Path, sc
         assert spied == []
 
 
+@pytest.mark.full
 def test_a_stream_that_is_entered_long_before_a_key_frame(tmp_path: Path) -> None:
     """MPEG-TS has no description: what it is comes with the key frame, long after FFmpeg has stopped analysing."""
     clip = tmp_path / "a.ts"

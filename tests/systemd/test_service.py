@@ -203,6 +203,7 @@ def test_stop_is_quick_and_clean(service: Host) -> None:
     assert "Traceback" not in service.journal()
 
 
+@pytest.mark.full
 def test_stop_is_quick_with_a_lane_that_is_stuck(service: Host) -> None:
     start(service)
     service.run("touch", "/run/edge-runtime/stuck-lane")
@@ -227,6 +228,7 @@ def test_a_daemon_that_lost_a_thread_ends_and_comes_back(service: Host) -> None:
     assert re.search(r"thread lane-detector-\d died", service.journal())
 
 
+@pytest.mark.full
 def test_a_stuck_lane_is_killed_with_all_stacks_shown_and_comes_back(service: Host) -> None:
     pid = start(service)
     service.run("touch", "/run/edge-runtime/stuck-lane")
