@@ -62,6 +62,8 @@ _CAUSES = (
 _MADE_UP = re.compile(
     r"concealing|no frame|error while decoding|[Cc]ould not find ref|Error parsing NAL|Missing reference"
     r"|decode_slice_header error|Invalid NAL|does not exist|out of range|unavailable"
+    # H.265, which has no word of its own for what it goes on decoding
+    r"|Invalid number of merging|outside the valid range|Zero refs|Invalid collocated|offset_len|No ref lists"
 )
 
 

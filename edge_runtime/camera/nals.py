@@ -12,7 +12,7 @@ from typing import NamedTuple
 # Parameter sets, SEI and the first slice's header lie within this, else the whole packet is read.
 _HEAD_BYTES = 2048
 _SLICE_BYTES = 24
-# A stream in which more than half of the pictures seem to miss one has an encoder that cannot count.
+# A stream in which four of five pictures seem to miss one has an encoder that cannot count; damage makes fewer seem so.
 _GAPS_JUDGED = 50
 
 _H264_IDR, _H264_SEI, _H264_SPS, _H264_PPS = 5, 6, 7, 8
@@ -93,6 +93,7 @@ class NalReader:
         self._top_layer = 0
         self._last_frame_num: int | None = None
         self._seen = self._gaps = self._refresh = 0
+        self._counts, self._proven = True, False  # what frame_num says is believed; and was right for long enough
         self._parameters = False  # whether the access unit has some
         for nal in self._parameter_sets(extradata or b""):
             self._read_parameters(nal)
@@ -149,12 +150,22 @@ class NalReader:
         frame_num, last = bits.bits(size), self._last_frame_num
         if reference:
             self._last_frame_num = frame_num
-            self._seen += 1
+            self._judge()
         follows = frame_num == (last or 0) + 1 & ((1 << size) - 1) or (frame_num == last and sps in self._fields)
         if last is None or (follows and not headless):
             return False
         self._gaps += 1
-        return self._seen < _GAPS_JUDGED or self._gaps * 2 < self._seen
+        return self._counts
+
+    def _judge(self) -> None:
+        """Another reference picture: can the encoder count? Once it has shown that it can, damage is no sign that it
+        cannot; one that could not may have been damaged."""
+        self._seen += 1
+        if self._seen < _GAPS_JUDGED:
+            return
+        self._proven = self._proven or self._gaps * 5 < self._seen * 4
+        self._counts = self._proven
+        self._seen = self._gaps = 0
 
     def _parameter_sets(self, extradata: bytes) -> Iterator[bytes]:
         """Those in an avcC or hvcC record (ISO/IEC 14496-15), or in Annex B."""
