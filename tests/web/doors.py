@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +280,8 @@ def ask(
     connection = http.client.HTTPConnection(host, timeout=10)
     connection.sock = dial(where)
     try:
-        connection.request(method, target, body, headers or {})
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before it had all of it
+            connection.request(method, target, body, headers or {})
         return Answer(connection.getresponse())
     finally:
         connection.close()
