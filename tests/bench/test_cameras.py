@@ -72,8 +72,9 @@ def test_a_720p_camera_more_takes_18_mb_at_most(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(200)
-def test_what_a_low_rate_has_no_use_for_costs_a_quarter_at_most(tmp_path: Path) -> None:
-    """The bundled clip's pictures at 25 fps with a key frame in 25, one wanted a second."""
+def test_of_what_a_low_rate_has_no_use_for_only_key_frames_are_decoded(tmp_path: Path) -> None:
+    """The bundled clip's pictures at 25 fps with a key frame in 25, one wanted a second: a scene so still that a key
+    frame costs nine times the others. The quarter that livelier ones take at most is tested in the camera room."""
     import av
 
     pictures = []
@@ -85,5 +86,5 @@ def test_what_a_low_rate_has_no_use_for_costs_a_quarter_at_most(tmp_path: Path) 
     clip = encode(tmp_path / "gop25.mp4", pictures, rate=25, options={"g": "25", "keyint_min": "25"})
     plan = Plan([Load(1, None), Load(1, 1.0)], LIGHT, seconds=16.0, repeats=3)
     everything, few = measure_cameras(load_bundle(CENTERNET), clip, plan).costs
-    assert few.not_decoded > 0.9
-    assert few.decode_cores <= 0.25 * everything.decode_cores
+    assert few.not_decoded > 0.95
+    assert few.decode_cores <= 0.3 * everything.decode_cores
