@@ -170,3 +170,15 @@ def remove_tree(path: Path, *, files: Files = REAL) -> None:
         files.rmdir(path)
     else:
         files.unlink(path)
+
+
+def put_aside(path: Path, *, files: Files = REAL) -> str:
+    """Rename a damaged file to `NAME.damaged`, in the place of an earlier one. In words, what became of it; raises
+    nothing."""
+    aside = path.with_name(f"{path.name}.damaged")
+    try:
+        files.rename(path, aside)
+        files.sync_folder(path.parent)
+    except OSError as error:
+        return f", and cannot be put aside: {error.strerror}"
+    return f"; kept as {aside.name}"

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from edge_runtime.config import CameraConfig, camera_table, check_camera
-from edge_runtime.durable import REAL, Files, sweep_aside, write_atomic
+from edge_runtime.durable import REAL, Files, put_aside, sweep_aside, write_atomic
 from edge_runtime.errors import EdgeError
 
 OVERLAY_NAME = "cameras.json"
@@ -178,7 +178,7 @@ class OverlayFile:
                 return Overlay()
             except ValidationError as error:
                 self.trouble = f"{self._path} is damaged: {error.errors(include_input=False)[0]['msg']}"
-                self._put_aside()
+                self.trouble += put_aside(self._path, files=self._files)
                 return Overlay()
             entries = {each.name: Entry(each.did, each.keys) for each in found.cameras}
             return Overlay(entries, frozenset(found.paused), found.caps)
@@ -216,13 +216,3 @@ class OverlayFile:
                     remedy="look at the disk (df, dmesg)",
                 ) from error
             self.trouble, self._unreadable = None, False
-
-    def _put_aside(self) -> None:
-        aside = self._path.with_name(f"{self._path.name}.damaged")
-        try:
-            self._files.rename(self._path, aside)
-            self._files.sync_folder(self._path.parent)
-        except OSError as error:
-            self.trouble = f"{self.trouble}, and cannot be put aside: {error.strerror}"
-        else:
-            self.trouble = f"{self.trouble}; kept as {aside.name}"

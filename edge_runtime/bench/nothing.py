@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.camera.source import Intake, Picture, Session, SourceCamera
+from edge_runtime.camera.session import Intake, Picture, Session
+from edge_runtime.camera.source import SourceCamera
 from edge_runtime.engine.protocol import EngineInfo, InputBuffer
 from edge_runtime.records.frames import Detections, Float32Array, Output, Transform
 from edge_runtime.records.spec import InputSpec, OutputSpec

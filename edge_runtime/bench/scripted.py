@@ -11,7 +11,8 @@ from pathlib import Path
 
 from edge_runtime.camera.open import open_camera
 from edge_runtime.camera.options import CameraOptions
-from edge_runtime.camera.source import Intake, Picture, Session, SourceCamera
+from edge_runtime.camera.session import Intake, Picture, Session
+from edge_runtime.camera.source import SourceCamera
 from edge_runtime.records.frames import Pixels
 
 DRIFT = 0.01

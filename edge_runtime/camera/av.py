@@ -18,7 +18,7 @@ from av.video.stream import VideoStream
 from edge_runtime.camera.av_decoding import Decoding, losses, watch_for_losses
 from edge_runtime.camera.av_pixels import AvPixels, reason_of
 from edge_runtime.camera.pacing import nominal_interval_ns
-from edge_runtime.camera.source import STALLED, Intake, Picture
+from edge_runtime.camera.session import STALLED, Intake, Picture
 from edge_runtime.camera.streams import Stream
 from edge_runtime.clock import Clock
 from edge_runtime.errors import CameraError

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edge_runtime.camera.source import Ledger
+from edge_runtime.camera.ledger import Ledger
 
 _WATCHED = 64
 """Units whose picture is waited for; a codec reorders 16 at most."""

@@ -37,7 +37,8 @@ from edge_runtime.camera.gst_pipelines import (
 from edge_runtime.camera.gst_session import GstSession
 from edge_runtime.camera.gst_start import choose_registry, start
 from edge_runtime.camera.options import CameraOptions
-from edge_runtime.camera.source import REFUSED_S, Intake, Session, SourceCamera
+from edge_runtime.camera.session import Intake, Session
+from edge_runtime.camera.source import REFUSED_S, SourceCamera
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_runtime.backoff import Backoff
+from edge_runtime.camera.ledger import Ledger
 from edge_runtime.camera.options import CameraOptions, Transport
 from edge_runtime.camera.pacing import nominal_interval_ns
-from edge_runtime.camera.source import REFUSED_S, Alone, Intake, Ledger, Picture, Session, SourceCamera
+from edge_runtime.camera.session import Alone, Intake, Picture, Session
+from edge_runtime.camera.source import REFUSED_S, SourceCamera
 from edge_runtime.camera.streams import Stream, kind_of, local_path, stream_of, verified
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from edge_runtime.camera.source import Pace
+from edge_runtime.camera.session import Pace
 
 Transport = Literal["tcp", "udp"]
 Backend = Literal["auto", "pyav", "gstreamer"]

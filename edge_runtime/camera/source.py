@@ -8,17 +8,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from edge_runtime.backoff import Backoff
-from edge_runtime.camera.ledger import Ledger as Ledger
-from edge_runtime.camera.ledger import StateLog
+from edge_runtime.camera.ledger import Ledger, StateLog
 from edge_runtime.camera.liveness import Liveness
 from edge_runtime.camera.pacing import AHEAD_NS, Pacer, RateCap, Timeline
-from edge_runtime.camera.session import INTERRUPTED, REFUSED
-from edge_runtime.camera.session import STALLED as STALLED
-from edge_runtime.camera.session import Alone as Alone
-from edge_runtime.camera.session import Intake as Intake
-from edge_runtime.camera.session import Pace as Pace
-from edge_runtime.camera.session import Picture as Picture
-from edge_runtime.camera.session import Session as Session
+from edge_runtime.camera.session import INTERRUPTED, REFUSED, STALLED, Intake, Pace, Picture, Session
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
 from edge_runtime.records.cameras import STOPPED_ON_REQUEST, CameraEffort, CameraState, CameraStatus, SourceCounters

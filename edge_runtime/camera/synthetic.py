@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.camera.place import check_place, factors, fill_borders, windows
-from edge_runtime.camera.source import Intake, Pace, Picture, Session, SourceCamera
+from edge_runtime.camera.session import Intake, Pace, Picture, Session
+from edge_runtime.camera.source import SourceCamera
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
 from edge_runtime.records.frames import Float32Array, Transform

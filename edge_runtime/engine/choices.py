@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from edge_runtime.durable import REAL, Files, sweep_aside, write_atomic
+from edge_runtime.durable import REAL, Files, put_aside, sweep_aside, write_atomic
 from edge_runtime.errors import EdgeError
 
 __all__ = ["Choice", "Choices"]
@@ -90,19 +90,9 @@ class Choices:
             ) from error
         except ValidationError as error:
             self.trouble = f"{self._path} is damaged: {error.errors()[0]['msg']}"
-            self._put_aside()
+            self.trouble += put_aside(self._path, files=self._files)
             return {}
         return {choice.model: choice for choice in found.choices}
-
-    def _put_aside(self) -> None:
-        aside = self._path.with_name(f"{self._path.name}.damaged")
-        try:
-            self._files.rename(self._path, aside)
-            self._files.sync_folder(self._path.parent)
-        except OSError as error:
-            self.trouble = f"{self.trouble}, and cannot be put aside: {error.strerror}"
-        else:
-            self.trouble = f"{self.trouble}; kept as {aside.name}"
 
     def _write(self, choices: dict[str, Choice]) -> None:
         kept = _File(choices=tuple(choices[model] for model in sorted(choices)))

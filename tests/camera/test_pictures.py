@@ -105,12 +105,12 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [(k, d) for k in STREAMS for d in DAMAGES if not (k.startswith("h265") and d in ("hole", "cut"))],
+)
 def test_what_comes_out_was_sent(streams: dict[str, Path], tmp_path: Path, kind: str, damage: str) -> None:
     """FFmpeg's H.265 decoder does not notice a slice that ends early: over RTP and TS others do, see below."""
-    if kind.startswith("h265") and damage in ("hole", "cut"):
-        pytest.skip("nobody can tell")
     whole, source = read(streams[kind])
     assert (len(whole), source.corrupt, source.pre_key) == (COUNT, 0, 0)
     for seed in range(5):
