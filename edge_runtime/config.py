@@ -38,6 +38,7 @@ from edge_runtime.config_values import (
     BUNDLED_BUNDLES,
     FILE,
     NAME,
+    SECRET,
     SWITCH,
     Right,
     auto_or_count,
@@ -48,8 +49,10 @@ from edge_runtime.config_values import (
     check_names,
     check_path,
     check_repository,
+    check_secret,
     check_source,
     check_tables,
+    check_topic_prefix,
     check_variants,
     default_device_id,
     render,
@@ -274,7 +277,7 @@ class MqttConfig(_Table):
     username: Annotated[str | None, Right("text in quotes", default="none")] = Field(
         None, min_length=1, max_length=1024, description="User at the broker."
     )
-    password_file: Annotated[Path | None, PlainValidator(check_path), Right(FILE.words, default="none")] = Field(
+    password_file: Annotated[Path | None, PlainValidator(check_secret), Right(SECRET.words, default="none")] = Field(
         None, description="File with the user's password as its only line."
     )
     ca_file: Annotated[Path | None, PlainValidator(check_path), Right(FILE.words, default="none")] = Field(
@@ -283,8 +286,11 @@ class MqttConfig(_Table):
     cert_file: Annotated[Path | None, PlainValidator(check_path), Right(FILE.words, default="none")] = Field(
         None, description="This device's certificate, as PEM. Together with key_file."
     )
-    key_file: Annotated[Path | None, PlainValidator(check_path), Right(FILE.words, default="none")] = Field(
+    key_file: Annotated[Path | None, PlainValidator(check_secret), Right(SECRET.words, default="none")] = Field(
         None, description="The key of cert_file, as PEM."
+    )
+    tls: Annotated[bool, SWITCH] = Field(
+        False, description="TLS with the system's certificates. ca_file, and cert_file, turn TLS on by themselves."
     )
     results: Annotated[bool, SWITCH] = Field(False, description="Whether to publish every frame's detections.")
     keepalive_s: Annotated[int, Right("a whole number from 5 to 3600")] = Field(
@@ -296,6 +302,15 @@ class MqttConfig(_Table):
         le=100_000,
         description="Answers kept in memory while the broker is away. Windows wait on disk.",
     )
+    backlog_rate: Annotated[float, Right("a number from 1 to 100000")] = Field(
+        100.0,
+        ge=1,
+        le=100_000,
+        description="Stored windows and events that are sent per second at most, once the broker is back.",
+    )
+    home_assistant: Annotated[
+        str | None, AfterValidator(check_topic_prefix), Right('a topic prefix, usually "homeassistant"', default="none")
+    ] = Field(None, description="Home Assistant's discovery prefix: this device announces itself there.")
 
 
 class TelemetryConfig(_Table):
@@ -303,6 +318,15 @@ class TelemetryConfig(_Table):
 
     window_s: Annotated[float, Right("a number from 0.2 to 3600")] = Field(
         10.0, ge=0.2, le=3600, description="Seconds that one window report covers."
+    )
+    spool_mb: Annotated[int, Right("a whole number from 8 to 16384")] = Field(
+        160, ge=8, le=16384, description="Most that windows and events may take on disk, in MB of 2^20 bytes."
+    )
+    spool_days: Annotated[float, Right("a number from 0.01 to 3650")] = Field(
+        30.0, ge=0.01, le=3650, description="Days after which a window that nobody could be sent is dropped."
+    )
+    disk_reserve_mb: Annotated[int, Right("a whole number from 0 to 1048576")] = Field(
+        200, ge=0, le=1_048_576, description="Free space on the store's disk that the spool does not touch, in MB."
     )
 
 
@@ -312,7 +336,7 @@ class WebConfig(_Table):
     listen: Annotated[str, AfterValidator(check_listen), Right('host and port, as "127.0.0.1:8080"')] = Field(
         "127.0.0.1:8080", description="Address and port. Beyond this machine only with token_file."
     )
-    token_file: Annotated[Path | None, PlainValidator(check_path), Right(FILE.words, default="none")] = Field(
+    token_file: Annotated[Path | None, PlainValidator(check_secret), Right(SECRET.words, default="none")] = Field(
         None, description="File with the token that changes need, and off loopback everything but /healthz."
     )
     names: Annotated[tuple[str, ...], BeforeValidator(check_names), Right("a list of host names, in quotes")] = Field(

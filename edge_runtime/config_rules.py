@@ -204,7 +204,7 @@ def _capture_rules(index: int, camera: dict[str, Any], source: CameraSource) -> 
         yield Finding(("camera", index, "backend"), f'"gstreamer" cannot read {source.kind}:', 'write "auto"')
 
 
-_BROKER_KEYS = ("username", "password_file", "ca_file", "cert_file", "key_file")
+_BROKER_KEYS = ("tls", "username", "password_file", "ca_file", "cert_file", "key_file")
 
 
 def _mqtt_rules(mqtt: dict[str, Any]) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from pydantic import PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from edge_runtime.errors import UsageError
+from edge_runtime.secret_file import CREDENTIAL, CREDENTIAL_NAME
 from edge_runtime.source_url import CameraSource, parse_source, redact_url
 
 BUNDLED_BUNDLES = ("centernet",)
@@ -28,8 +29,11 @@ class Right:
     default: str | None = None
 
 
+TOPIC_PREFIX = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
+
 NAME = Right("up to 64 of A-Z a-z 0-9 . _ - with a letter or digit first")
 FILE = Right("the path of a file, in quotes; relative ones count from this file's folder")
+SECRET = Right('the path of a file, in quotes, or "credential:NAME" for one that systemd hands over')
 SWITCH = Right("true or false")
 
 
@@ -125,6 +129,22 @@ def check_path(value: object, info: ValidationInfo) -> Path:
     if value.startswith("~"):
         raise wrong(f"{render(value)} starts with ~, which a service has no use for", "write the path in full")
     return _base(info) / value
+
+
+def check_secret(value: object, info: ValidationInfo) -> Path:
+    """A path, or `credential:NAME`, which `secret_file` finds when it is read."""
+    if isinstance(value, str) and value.startswith(CREDENTIAL):
+        if not CREDENTIAL_NAME.fullmatch(value):
+            raise wrong(f"{render(value)} names no credential", 'write "credential:" and its name in LoadCredential=')
+        return Path(value)
+    return check_path(value, info)
+
+
+def check_topic_prefix(value: str | None) -> str | None:
+    """Levels of a topic without wildcards, and without a slash at either end."""
+    if value is not None and not TOPIC_PREFIX.fullmatch(value):
+        raise wrong(f"{render(value)} is no topic prefix", 'usually "homeassistant"')
+    return value
 
 
 def check_bundle(value: object, info: ValidationInfo) -> Path | str:

@@ -234,6 +234,7 @@ class Messaging:
             cert_file=mqtt.cert_file,
             key_file=mqtt.key_file,
             keepalive_s=mqtt.keepalive_s,
+            use_tls=mqtt.tls,
         )
 
     def _presence(self, *, online: bool, will: bool = False) -> bytes:

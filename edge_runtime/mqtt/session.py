@@ -23,6 +23,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_runtime.mqtt.settings import BrokerSettings, Presence, Timing
+from edge_runtime.secret_file import secret_file
 
 log = logging.getLogger(__name__)
 
@@ -248,13 +249,14 @@ class Session:
         if settings.username is not None:
             password = None
             if settings.password_file is not None:
-                password = settings.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+                password = secret_file(settings.password_file).read_text(encoding="utf-8").rstrip("\r\n")
             client.username_pw_set(settings.username, password)
         if settings.tls:
             # check_hostname stays on: paho's own check is gone from Python 3.12 (P26)
             context = ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
             if settings.cert_file is not None:
-                context.load_cert_chain(settings.cert_file, settings.key_file)
+                key_file = None if settings.key_file is None else secret_file(settings.key_file)
+                context.load_cert_chain(settings.cert_file, key_file)
             client.tls_set_context(context)
         if presence is not None:
             client.will_set(presence.topic, presence.offline, qos=1, retain=True)

@@ -15,7 +15,7 @@ ProtocolChoice = Literal["auto", "5", "3.1.1"]
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The `[mqtt]` table, resolved. TLS is used as soon as one of the three files is given.
+    """The `[mqtt]` table, resolved. TLS is used with `use_tls`, and as soon as one of the three files is given.
 
     `client_id` must be unique among all clients of the broker. `keepalive_s` is 2..65535; a link on which
     nothing was heard for 1.5 times that is given up. The files are read anew for every connection, so that
@@ -34,6 +34,7 @@ class BrokerSettings:
     cert_file: Path | None = None
     key_file: Path | None = None
     keepalive_s: int = 30
+    use_tls: bool = False
 
     def __post_init__(self) -> None:
         for wrong, what, remedy in (
@@ -58,7 +59,7 @@ class BrokerSettings:
 
     @property
     def tls(self) -> bool:
-        return any((self.ca_file, self.cert_file, self.key_file))
+        return self.use_tls or any((self.ca_file, self.cert_file, self.key_file))
 
     @property
     def where(self) -> str:

@@ -9,7 +9,9 @@ from pydantic import Field, StringConstraints
 from edge_runtime.records.status import CameraOrigin
 from edge_runtime.records.window import Payload, Stamped
 
-EventKind = Literal["unclean-start", "spool", "camera", "model", "command", "config", "sensor", "governor"]
+EventKind = Literal[
+    "unclean-start", "spool", "spool-gap", "broker", "camera", "model", "command", "config", "sensor", "governor"
+]
 """The kinds of this version. They are the last level of a topic."""
 
 Severity = Literal["info", "warning", "error"]

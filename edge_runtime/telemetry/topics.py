@@ -23,5 +23,23 @@ class Topics:
     def window(self) -> str:
         return f"{self.root}/telemetry/window"
 
+    @property
+    def live(self) -> str:
+        """Copies of windows that would wait behind a backlog."""
+        return f"{self.root}/telemetry/live"
+
+    @property
+    def reported(self) -> str:
+        return f"{self.root}/reported"
+
+    def event(self, kind: str) -> str:
+        return f"{self.root}/event/{kind}"
+
+    def command(self, name: str) -> str:
+        return f"{self.root}/cmd/{name}"
+
+    def reply(self, command_id: str) -> str:
+        return f"{self.root}/reply/{command_id}"
+
     def results(self, camera: str) -> str:
         return f"{self.root}/results/{camera}"

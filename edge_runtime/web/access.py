@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
+import os
 import re
 import stat
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from edge_runtime.config_values import is_loopback
 from edge_runtime.errors import EdgeError, UsageError
+from edge_runtime.secret_file import secret_file
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +64,8 @@ def check_token(token: str, where: str) -> None:
 def read_token(path: Path) -> str:
     """The token in `path`, its only line. Raises UsageError where there is none."""
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
+        with secret_file(path).open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             text = file.read(MAX_TOKEN + 3).decode("ascii", "replace").strip()
     except OSError as error:
         raise UsageError(
