@@ -9,6 +9,9 @@ start and after a kill. Where the file may have forgotten some (a power cut, a c
 in memory only), they go on at a reserve of the next 1000 that is fsynced beside the file: numbers are skipped then,
 never used twice. Only when the store could not be written at all, or both files are lost, does this end; `session`
 still tells messages apart.
+
+Every number arrives, or a gap tells of it (`Gap`): noted in the transaction that loses it, and said by an event once
+somebody reads.
 """
 
 from __future__ import annotations
@@ -18,56 +21,102 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_runtime.clock import Clock
 from edge_runtime.records.identity import Identity
-from edge_runtime.telemetry.spool_file import LaneLimits, PreviousSession
-from edge_runtime.telemetry.spool_keeper import Dropped, Keeper
+from edge_runtime.telemetry import spool_disk
+from edge_runtime.telemetry.spool_gaps import SAID_IN, Gap
+from edge_runtime.telemetry.spool_keeper import Bounds, Keeper, Telling
 from edge_runtime.telemetry.spool_lane import Make, SpoolLane
+from edge_runtime.telemetry.spool_rows import LaneLimits, PreviousSession, SpoolRow
+from edge_runtime.telemetry.spool_saying import GapMessage
 from edge_runtime.threads import ThreadGroup
 
 __all__ = [
     "EVENT",
     "LANES",
     "TELEMETRY",
-    "Dropped",
+    "Gap",
+    "GapMessage",
     "LaneLimits",
+    "Make",
     "PreviousSession",
     "Spool",
     "SpoolLane",
     "SpoolOptions",
+    "SpoolRow",
     "SpoolStatus",
+    "spool_lanes",
 ]
 
 log = logging.getLogger(__name__)
 
-EVENT = "event"
+EVENT = SAID_IN
 TELEMETRY = "telemetry"
-LANES = (LaneLimits(EVENT, 10_000, 16 << 20), LaneLimits(TELEMETRY, 100_000, 128 << 20))
+LANES = (
+    LaneLimits(EVENT, 10_000, 16 << 20, 90 * 86_400.0),
+    LaneLimits(TELEMETRY, 100_000, 128 << 20, 30 * 86_400.0),
+)
+"""What makes room last, first."""
+
+
+def spool_lanes(file_bytes: int, telemetry_age_s: float) -> tuple[LaneLimits, ...]:
+    """The lanes of a file of at most so many bytes, with windows that are kept for so long, s.
+
+    Windows may have what the file has and events leave; the rows that are allowed grow with the file.
+    """
+    events, windows = LANES
+    standard_bytes = sum(lane.max_bytes for lane in LANES)
+    return (
+        events,
+        replace(
+            windows,
+            max_rows=max(windows.max_rows, windows.max_rows * file_bytes // standard_bytes),
+            max_bytes=max(file_bytes - events.max_bytes, file_bytes // 2),
+            max_age_s=telemetry_age_s,
+        ),
+    )
+
 
 _TURN_S = 1.0
+# Of the rows that may be out, each lane can have so many whatever the others do.
+_OUT_AT_LEAST = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolStatus:
-    """`on_disk` false: rows wait in memory, for the `reason` in words. Counts are per lane."""
+    """`on_disk` false: rows wait in memory, for the `reason` in words. Counts are per lane, all but `waiting` since
+    the start: `dropped` were lost for lack of room or age, `refused` can never be delivered. `gaps_pending`: of so
+    many gaps no event tells yet. `reserve_touched`: the disk is so full that new rows replace the oldest."""
 
     on_disk: bool
     reason: str | None
     waiting: dict[str, int]
     dropped: dict[str, int]
+    refused: dict[str, int]
+    gaps_pending: int
+    reserve_touched: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolOptions:
     """`commit_s`: a row is on disk at most that many seconds after it was put, or with the `commit_rows`-th row
-    if that is earlier. `retry_s`: how often a failed disk is tried again. All above 0."""
+    if that is earlier. `retry_s`: how often a failed disk is tried again. `delete_s`: what was delivered is deleted
+    with the next row, or at most so many seconds later. `rows_out`: so many rows at most, of all lanes, are in the
+    pump's hands or delivered and not deleted yet: a kill sends no more than those again. At least 4 for each lane.
+    `max_file_bytes`: most that the file takes (None: any); the oldest rows make room, but for 1 MiB of each lane.
+    `disk_reserve_bytes`: with less than that free on its disk, the file does not grow; each lane may have 1 MiB.
+    All above 0 but the last."""
 
     commit_s: float = 0.5
     commit_rows: int = 500
     retry_s: float = 10.0
+    delete_s: float = 30.0
+    rows_out: int = 20
+    max_file_bytes: int | None = None
+    disk_reserve_bytes: int = 0
 
 
 class _Flush:
@@ -82,8 +131,12 @@ class Spool:
     """Lanes on disk in the folder `store`. `start`, any number of `append`, `close`.
 
     `alarm(code, message)` is told `spool_corrupt` (a damaged file was set aside), `spool_memory` (the disk cannot
-    be used) and `spool_restored`; `on_drop` of every row that was lost undelivered. Both are called on the thread
-    "spool", where `append` is allowed; what they raise is logged. Nothing here raises for a bad disk.
+    be used), `spool_restored`, `spool_reserve` (the disk's reserve is touched) and `spool_reserve_over`.
+    `on_saved(lane, row)` gets each row once it may be sent: it is on disk, or in memory for want of one.
+    `gap_message(gap)` gives the topic and the contents of the event that says a gap; without it gaps stay pending.
+    All three are called on the thread "spool", where `append` is allowed; what they raise is logged.
+    `clock_synced` tells whether the wall clock can be trusted, `free_bytes` what is free on a folder's disk.
+    Nothing here raises for a bad disk.
     """
 
     def __init__(
@@ -95,14 +148,31 @@ class Spool:
         lanes: Sequence[LaneLimits] = LANES,
         options: SpoolOptions | None = None,
         alarm: Callable[[str, str], None] = lambda _code, _message: None,
-        on_drop: Callable[[Dropped], None] = lambda _dropped: None,
+        on_saved: Callable[[str, SpoolRow], None] = lambda _lane, _row: None,
+        gap_message: GapMessage | None = None,
+        clock_synced: Callable[[], bool] = lambda: False,
+        free_bytes: Callable[[Path], int] = spool_disk.free_bytes,
     ) -> None:
         self._options = options or SpoolOptions()
         self._wake = threading.Event()
         self._lanes = {limits.name: SpoolLane(limits, self._wake.set) for limits in lanes}
         self._keeper = Keeper(
-            store, identity, clock, self._lanes, retry_s=self._options.retry_s, alarm=alarm, on_drop=on_drop
+            store,
+            identity,
+            clock,
+            clock_synced,
+            self._lanes,
+            Bounds(
+                self._options.commit_rows,
+                self._options.max_file_bytes,
+                self._options.disk_reserve_bytes,
+                free_bytes,
+                self._options.retry_s,
+            ),
+            Telling(alarm, on_saved, gap_message),
         )
+        for lane in self._lanes.values():
+            lane.may_be_out = self._may_be_out(lane)
         self._flushes: deque[_Flush] = deque()
         self._opened = threading.Event()
         self._stopping = False
@@ -157,6 +227,9 @@ class Spool:
             reason=self._keeper.trouble,
             waiting={name: lane.waiting() for name, lane in self._lanes.items()},
             dropped={name: lane.dropped() for name, lane in self._lanes.items()},
+            refused={name: lane.refused() for name, lane in self._lanes.items()},
+            gaps_pending=self._keeper.gaps_pending,
+            reserve_touched=self._keeper.reserve_touched,
         )
 
     def ticks(self) -> dict[str, tuple[threading.Thread, int]]:
@@ -171,6 +244,16 @@ class Spool:
         self._stopping = True
         self._wake.set()
         return not self._threads.join(deadline_s) and self._clean
+
+    def _may_be_out(self, lane: SpoolLane) -> Callable[[], int | None]:
+        others = [other for other in self._lanes.values() if other is not lane]
+
+        def rows() -> int | None:
+            if not self._keeper.on_disk:
+                return None  # nothing can be deleted: what waits is sent rather than held back
+            return max(_OUT_AT_LEAST, self._options.rows_out - sum(max(_OUT_AT_LEAST, each.out()) for each in others))
+
+        return rows
 
     # ---- "spool"
 
@@ -204,12 +287,14 @@ class Spool:
     def _turn(self, due_ns: int | None, *, now: bool) -> int | None:
         """One round; returns when the next commit is due."""
         self._keeper.load_ahead()
-        busy = sum(lane.busy() for lane in self._lanes.values())
-        retry = self._keeper.retry_due(self.tick_ns)
-        if busy and due_ns is None:
+        put = sum(lane.pending() for lane in self._lanes.values())
+        if put and due_ns is None:
             due_ns = self.tick_ns + int(self._options.commit_s * 1e9)
-        if now or retry or (due_ns is not None and (busy >= self._options.commit_rows or self.tick_ns >= due_ns)):
-            self._keeper.commit(try_disk=now or retry or self._keeper.trouble is None)
+        work = self._keeper.work_due(self.tick_ns)
+        delete = any(lane.delete_due(self.tick_ns, self._options.delete_s) for lane in self._lanes.values())
+        full = due_ns is not None and (put >= self._options.commit_rows or self.tick_ns >= due_ns)
+        if now or work or delete or full:
+            self._keeper.commit(try_disk=now or work or self._keeper.trouble is None)
             self._keeper.load_ahead()
             return None
         return due_ns

@@ -10,39 +10,50 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.clock import Clock, utc_text
+from edge_runtime.clock import Clock
 from edge_runtime.records.identity import Identity
-from edge_runtime.telemetry.spool_file import (
-    LaneChanges,
-    PreviousSession,
-    SpoolFile,
-    SpoolFileError,
-    SpoolRow,
-    set_aside,
-)
-from edge_runtime.telemetry.spool_floors import FloorFile, Floors
-from edge_runtime.telemetry.spool_lane import SpoolLane
+from edge_runtime.telemetry import spool_gaps as reasons
+from edge_runtime.telemetry.spool_age import Timeline
+from edge_runtime.telemetry.spool_disk import DiskReserve
+from edge_runtime.telemetry.spool_file import SpoolFile, SpoolFileError
+from edge_runtime.telemetry.spool_floors import Reserve
+from edge_runtime.telemetry.spool_gaps import Gap, GapBook
+from edge_runtime.telemetry.spool_lane import Gone, SpoolLane
+from edge_runtime.telemetry.spool_opening import Opening
+from edge_runtime.telemetry.spool_rows import LaneChanges, PreviousSession, SpoolRow
+from edge_runtime.telemetry.spool_saying import GapMessage, GapSayer, LossLog
 
 log = logging.getLogger(__name__)
 
 FILE = "spool.sqlite"
 FLOOR_FILE = "spool.seq"
 
-_RESERVE = 1000
 # What a lane may hold in memory while there is no disk.
 _MEMORY_ROWS = 10_000
 _MEMORY_BYTES = 16 << 20
+_BATCH_BYTES = 1 << 20
+_AGE_CHECK_S = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """Rows of a lane that were evicted undelivered: `count` of those from `first_seq` to `last_seq`."""
+class Telling:
+    """Whom the keeper tells: of alarms (code, message), of rows that may be sent now, and how a gap is said."""
 
-    lane: str
-    first_seq: int
-    last_seq: int
-    count: int
-    reason: str
+    alarm: Callable[[str, str], None]
+    saved: Callable[[str, SpoolRow], None]
+    gap_message: GapMessage | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`batch_rows`: most rows of a lane in one transaction. `max_file_bytes`: most of the file; None: any.
+    `reserve_bytes`: what is to stay free on its disk, by `free_bytes`. `retry_s`: when to try a failed disk again."""
+
+    batch_rows: int
+    max_file_bytes: int | None
+    reserve_bytes: int
+    free_bytes: Callable[[Path], int]
+    retry_s: float
 
 
 class Keeper:
@@ -56,25 +67,28 @@ class Keeper:
         store: Path,
         identity: Identity,
         clock: Clock,
+        clock_synced: Callable[[], bool],
         lanes: Mapping[str, SpoolLane],
-        *,
-        retry_s: float,
-        alarm: Callable[[str, str], None],
-        on_drop: Callable[[Dropped], None],
+        bounds: Bounds,
+        telling: Telling,
     ) -> None:
         self.path = store / FILE
-        self._floors = FloorFile(store / FLOOR_FILE)
-        self._identity = identity
-        self._clock = clock
+        self._reserve = Reserve(store / FLOOR_FILE)
         self._lanes = lanes
-        self._limits = tuple(lane.limits for lane in lanes.values())
-        self._retry_s = retry_s
-        self._alarm = alarm
-        self._on_drop = on_drop
+        self._bounds = bounds
+        self._telling = telling
+        self._timeline = Timeline(clock, clock_synced)
+        self._disk = DiskReserve(store, bounds.reserve_bytes, bounds.free_bytes, self._tell_alarm)
+        self._opening = Opening(
+            self.path, identity, lanes, bounds.max_file_bytes, self._reserve, self._timeline, self._tell_alarm
+        )
+        self._sayer = GapSayer(lanes.get(reasons.SAID_IN), telling.gap_message)
+        self._losses = LossLog()
         self._file: SpoolFile | None = None
-        self._reserved: dict[str, int] = {}
-        self._in_memory = False
+        self._gaps = GapBook()
+        self._told: dict[str, int] = {}  # rows below this number were told of
         self._retry_ns = 0
+        self._aged_s = 0
         # These may be looked at from any thread.
         self.previous: PreviousSession | None = None
         self.trouble: str | None = None
@@ -83,95 +97,62 @@ class Keeper:
     def on_disk(self) -> bool:
         return self._file is not None and self.trouble is None
 
-    def retry_due(self, now_ns: int) -> bool:
-        """Whether a disk that failed should be tried again."""
-        return self.trouble is not None and now_ns >= self._retry_ns
+    @property
+    def gaps_pending(self) -> int:
+        """Gaps of which no event tells yet."""
+        return len(self._gaps.pending)
+
+    @property
+    def reserve_touched(self) -> bool:
+        return self._disk.touched
+
+    def work_due(self, now_ns: int) -> bool:
+        """Whether there is something to commit though nothing was put: a disk to try again, a gap to say, old rows."""
+        if self.trouble is not None:
+            return now_ns >= self._retry_ns
+        return bool(self._sayer.due(self._gaps)) or self._outlived()
+
+    def _outlived(self) -> bool:
+        t_s = self._timeline.now_s()
+        if self._file is None or t_s - self._aged_s < _AGE_CHECK_S:
+            return False
+        self._aged_s = t_s
+        try:
+            return self._file.outlived(t_s)
+        except SpoolFileError:
+            return True  # writing will show what is wrong
 
     # ---- the file
 
     def open(self) -> None:
         """Open the file, or a fresh one in its place, and find where numbers go on."""
-        corrupt = self._opens_damaged()
-        for _ in range(2):
-            if corrupt is not None and not self._set_aside(corrupt):
-                return
-            try:
-                file = SpoolFile(self.path, self._limits)
-                break
-            except SpoolFileError as error:
-                if not error.corrupt:
-                    self._floors_without_file()
-                    self.enter_trouble(str(error))
-                    return
-                corrupt = str(error)
-        else:
-            self._floors_without_file()
-            self.enter_trouble(corrupt or "it is damaged")
+        found = self._opening.open(self._gaps, empty_is_damaged=self.trouble is None)
+        if isinstance(found, str):
+            self.enter_trouble(found)
             return
-        floors = self._floors.read()
-        previous = file.previous
-        # After a power cut the file may be older than what was sent from it. A kill forgets nothing.
-        forgot = file.fresh or (previous is not None and not previous.clean and previous.boot != self._identity.boot)
-        for name, lane in self._lanes.items():
-            floor = floors.reserved.get(name, 0) if floors and (forgot or floors.in_memory) else 0
-            lane.next_seq = max(lane.next_seq, file.next_seq[name], floor)
-        self._in_memory = False
-        self._reserve(force=True)
-        try:
-            file.begin(
-                self._identity.session,
-                self._identity.boot,
-                self._now(),
-                {name: lane.next_seq for name, lane in self._lanes.items()},
-            )
-        except SpoolFileError as error:
-            file.close(clean=False)
-            self.enter_trouble(str(error))
-            return
-        if previous is not None and previous.session != self._identity.session:
-            self.previous = previous
-        self._file = file
-        for name, lane in self._lanes.items():
-            lane.attach(file.rows[name])
-
-    def _opens_damaged(self) -> str | None:
-        """sqlite takes an empty file for a new one; if there was a spool before, it is a damaged one."""
-        if self.trouble is not None:
-            return None  # a full disk left it so, a moment ago
-        try:
-            empty = self.path.stat().st_size == 0
-        except OSError:
-            return None
-        return "it is empty" if empty and self._floors.path.exists() else None
-
-    def _floors_without_file(self) -> None:
-        floors = self._floors.read()
-        for name, lane in self._lanes.items():
-            if floors is not None and lane.next_seq == 0:
-                lane.next_seq = floors.reserved.get(name, 0)
-
-    def _set_aside(self, reason: str) -> bool:
-        try:
-            aside = set_aside(self.path)
-        except OSError as error:
-            self._floors_without_file()
-            self.enter_trouble(f"{self.path} is damaged ({reason}) and cannot be set aside: {error}")
-            return False
-        self._tell_alarm("spool_corrupt", f"{self.path} is damaged ({reason}); it was set aside as {aside.name}")
-        return True
+        self._file = found.file
+        self._gaps = found.gaps
+        self.previous = self.previous or found.previous
 
     def _replace(self, reason: str) -> None:
         """The open file turned out to be damaged: go on with a fresh one and what is still in memory."""
         file, self._file = self._file, None
+        t_s = self._timeline.now_s()
         for name, lane in self._lanes.items():
-            before = lane.dropped()
-            lane.salvage([] if file is None else file.rescue(name, _MEMORY_ROWS, _MEMORY_BYTES))
-            if lost := lane.dropped() - before:
-                self._tell_drop(Dropped(name, 0, lane.next_seq - 1, lost, "corrupt"))
+            rescued = [] if file is None else file.rescue(name, _MEMORY_ROWS, _MEMORY_BYTES)
+            among, lost, gone = lane.salvage(rescued, t_s)
+            self._note_gone(self._gaps, {name: gone})
+            if lost:
+                self._losses.note(name, lost, among[-1], reasons.CORRUPT)
+                self._gaps.add(Gap(name, among[0], among[-1], lost, reasons.CORRUPT))
+            if name == reasons.SAID_IN:
+                left = {row.seq for row in lane.unsaved}
+                self._gaps.keep_said(left.__contains__)
         if file is not None:
             file.close(clean=False)
-        if self._set_aside(reason):
-            self.open()
+        self._gaps.changed = True  # nothing of it is in the file that comes
+        self._opening.damaged = reason
+        self.open()
 
     def close(self) -> bool:
         """Note that this session ended cleanly, if it did, and close the file. True if it is noted."""
@@ -180,32 +161,40 @@ class Keeper:
             return False
         clean = self.trouble is None
         try:
-            file.close(clean=clean, t_utc=self._now())
+            file.close(clean=clean, stamp=self._timeline.now())
         except SpoolFileError as error:
             log.warning("spool: the end of this session could not be noted: %s", error)
             return False
         return clean
 
-    def _reserve(self, *, force: bool = False) -> None:
-        """Keep the numbers that are about to be used below what is noted beside the file."""
+    def _keep_reserve(self, *, force: bool = False) -> None:
         used = {name: lane.next_seq for name, lane in self._lanes.items()}
-        if not force and all(seq < self._reserved.get(name, 0) for name, seq in used.items()):
-            return
-        # all at once, since the file is written as a whole; a lane that needs none keeps its own
-        reserved = {name: max(self._reserved.get(name, 0), seq + _RESERVE) for name, seq in used.items()}
-        try:
-            self._floors.write(Floors(reserved, self._in_memory))
-        except OSError as error:
-            log.warning("spool: no numbers could be reserved: %s", error)
-        self._reserved = reserved
+        self._reserve.keep(used, self._settled, force=force)
+
+    def _settled(self) -> dict[str, int]:
+        """Below which numbers nothing is left to say. Unknown while a gap, or an event that says one, waits."""
+        events = self._lanes.get(reasons.SAID_IN)
+        if self._file is None or self._gaps.pending or self._gaps.said or (events is not None and events.waiting()):
+            return {}
+        settled = {}
+        for name, lane in self._lanes.items():
+            oldest = [row.seq for row in itertools.islice(lane.unsaved, 1)]
+            try:
+                first = self._file.first(name)
+            except SpoolFileError:
+                return {}
+            settled[name] = min([*oldest, lane.next_seq if first is None else first])
+        return settled
 
     # ---- rows
 
     def commit(self, *, try_disk: bool) -> None:
         """Number what was put, and bring file and lanes up to date; without the disk, the lanes alone."""
-        for lane in self._lanes.values():
-            lane.make_rows()
-        self._reserve()
+        t_s = self._timeline.now_s()
+        for name, lane in self._lanes.items():
+            self._lose(self._gaps, name, lane.make_rows(t_s), reasons.PENDING)
+        self._sayer.say(self._gaps, t_s)
+        self._keep_reserve()
         for _ in range(2):
             if not try_disk:
                 break
@@ -228,33 +217,66 @@ class Keeper:
         self._settle_in_memory()
 
     def _write(self, file: SpoolFile) -> None:
-        gone = {name: lane.gone() for name, lane in self._lanes.items()}
-        changes = {}
-        for name, lane in self._lanes.items():
-            # delivered before it was ever saved
-            added = [row for row in lane.unsaved if row.seq not in gone[name].seqs]
-            changes[name] = LaneChanges(lane.next_seq, added, gone[name].done, gone[name].refused)
-        written = file.write(changes, self._now())
-        for name, lane in self._lanes.items():
-            lane.unsaved.clear()
-            file.rows[name] = written[name].rows
-            evicted = written[name].evicted
-            lane.settle(
-                rows_on_disk=written[name].rows,
-                forgotten=gone[name].seqs,
-                evicted=evicted,
-                added=list(changes[name].added),
-            )
-            self._say_evicted(name, evicted)
+        """A transaction for each `batch_rows` rows, so that the WAL stays small. Raises SpoolFileError."""
+        grow = self._disk.may_grow()
+        first = True
+        while first or any(lane.unsaved for lane in self._lanes.values()):
+            gone = {name: lane.gone() if first else Gone([], []) for name, lane in self._lanes.items()}
+            gaps = self._gaps.copy()
+            self._note_gone(gaps, gone)
+            taken = {name: _batch(lane.unsaved, self._bounds.batch_rows) for name, lane in self._lanes.items()}
+            changes = {}
+            for name, lane in self._lanes.items():
+                whole = len(taken[name]) == len(lane.unsaved)
+                next_seq = lane.next_seq if whole else taken[name][-1].seq + 1
+                # some were delivered before they were ever saved
+                added = [row for row in taken[name] if row.seq not in gone[name].seqs]
+                changes[name] = LaneChanges(next_seq, added, gone[name].done, gone[name].refused)
+            written = file.write(changes, gaps, self._timeline.now(), grow=grow)
+            self._gaps = written.gaps
+            for name, lane in self._lanes.items():
+                for _ in taken[name]:
+                    lane.unsaved.popleft()
+                file.rows[name] = written.rows[name]
+                evicted = [seq for each in written.evicted[name] for seq in each.seqs]
+                for each in written.evicted[name]:
+                    self._losses.note(name, len(each.seqs), max(each.seqs), each.reason)
+                change = changes[name]
+                lane.settle(
+                    rows_on_disk=written.rows[name],
+                    forgotten=gone[name].seqs,
+                    evicted=evicted,
+                    added=list(change.added),
+                    upto=change.next_seq - 1,
+                )
+                self._tell_saved(name, change.added, set(evicted))
+            first = False
+
+    def _note_gone(self, gaps: GapBook, gone: Mapping[str, Gone]) -> None:
+        for name, each in gone.items():
+            for seq, reason in each.refused:
+                gaps.lost(name, [seq], reasons.REFUSED, reason)
+            if name == reasons.SAID_IN:
+                gaps.told(each.done)
+                if gaps.unsay(seq for seq, _ in each.refused):
+                    self._sayer.hold()
 
     def _settle_in_memory(self) -> None:
+        t_s = self._timeline.now_s()
         for name, lane in self._lanes.items():
             saved = 0 if self._file is None else self._file.rows[name]
             in_memory = {row.seq for row in lane.unsaved}
+            gone = lane.gone()
             # what is in the file cannot be deleted now, and stays noted as gone
-            forgotten = {seq for seq in lane.gone().seqs if seq in in_memory or self._file is None}
+            forgotten = {seq for seq in gone.seqs if seq in in_memory or self._file is None}
+            done = [seq for seq in gone.done if seq in forgotten]
+            refused = [(seq, why) for seq, why in gone.refused if seq in forgotten]
+            self._note_gone(self._gaps, {name: Gone(done, refused)})
             unsaved = deque(row for row in lane.unsaved if row.seq not in forgotten)
-            evicted = []
+            old, evicted = [], []
+            oldest_s = None if lane.limits.max_age_s is None else t_s - lane.limits.max_age_s
+            while unsaved and oldest_s is not None and unsaved[0].t_s < oldest_s:
+                old.append(unsaved.popleft().seq)
             size = sum(row.size_bytes for row in unsaved)
             while unsaved and (
                 len(unsaved) > min(_MEMORY_ROWS, lane.limits.max_rows)
@@ -264,8 +286,23 @@ class Keeper:
                 size -= row.size_bytes
                 evicted.append(row.seq)
             lane.unsaved = unsaved
-            lane.settle(rows_on_disk=saved, forgotten=forgotten, evicted=evicted, added=list(unsaved))
-            self._say_evicted(name, evicted)
+            self._lose(self._gaps, name, old, reasons.AGE)
+            self._lose(self._gaps, name, evicted, reasons.MEMORY)
+            lane.settle(
+                rows_on_disk=saved,
+                forgotten=forgotten,
+                evicted=[*old, *evicted],
+                added=list(unsaved),
+                upto=lane.next_seq - 1,
+            )
+            self._tell_saved(name, unsaved, set())
+
+    def _lose(self, gaps: GapBook, lane: str, seqs: Sequence[int], reason: str) -> None:
+        if seqs:
+            self._losses.note(lane, len(seqs), max(seqs), reason)
+            gaps.lost(lane, seqs, reason)
+            if lane == reasons.SAID_IN:
+                gaps.unsay(seqs)
 
     def load_ahead(self) -> None:
         """Fetch what the pump will ask for next."""
@@ -291,46 +328,47 @@ class Keeper:
 
     def enter_trouble(self, reason: str) -> None:
         """The disk cannot be used for now."""
-        self._retry_ns = time.monotonic_ns() + int(self._retry_s * 1e9)
-        if not self._in_memory:
-            self._in_memory = True
-            self._reserve(force=True)
+        self._retry_ns = time.monotonic_ns() + int(self._bounds.retry_s * 1e9)
+        if not self._reserve.in_memory:
+            self._reserve.in_memory = True
+            self._keep_reserve(force=True)
         if self.trouble is None:
             self._tell_alarm("spool_memory", f"messages wait in memory, since {self.path} cannot be used: {reason}")
         self.trouble = reason
 
     def _leave_trouble(self) -> None:
-        if self._in_memory:
-            self._in_memory = False
-            self._reserve(force=True)
+        if self._reserve.in_memory:
+            self._reserve.in_memory = False
+            self._keep_reserve(force=True)
         if self.trouble is not None:
             self.trouble = None
             self._tell_alarm("spool_restored", f"messages wait on disk again, in {self.path}")
 
-    def _say_evicted(self, lane: str, evicted: Sequence[int]) -> None:
-        if evicted:
-            self._tell_drop(Dropped(lane, min(evicted), max(evicted), len(evicted), "full"))
-
     def _tell_alarm(self, code: str, message: str) -> None:
         log.warning("spool: %s", message)
         try:
-            self._alarm(code, message)
+            self._telling.alarm(code, message)
         except Exception:
             log.exception("spool: an alarm failed")
 
-    def _tell_drop(self, dropped: Dropped) -> None:
-        log.warning(
-            "spool: lane %s lost %d messages of %d to %d: %s",
-            dropped.lane,
-            dropped.count,
-            dropped.first_seq,
-            dropped.last_seq,
-            dropped.reason,
-        )
-        try:
-            self._on_drop(dropped)
-        except Exception:
-            log.exception("spool: the drop handler failed")
+    def _tell_saved(self, lane: str, rows: Sequence[SpoolRow] | deque[SpoolRow], but: set[int]) -> None:
+        for row in rows:
+            if row.seq >= self._told.get(lane, self._opening.first[lane]):
+                self._told[lane] = row.seq + 1
+                if row.seq not in but:
+                    try:
+                        self._telling.saved(lane, row)
+                    except Exception:
+                        log.exception("spool: what is done with saved rows failed")
 
-    def _now(self) -> str:
-        return utc_text(self._clock.utc())
+
+def _batch(unsaved: deque[SpoolRow], most: int) -> list[SpoolRow]:
+    """The oldest rows, at most that many and about 1 MiB, but always one."""
+    rows: list[SpoolRow] = []
+    size = 0
+    for row in unsaved:
+        if len(rows) >= most or (rows and size + row.size_bytes > _BATCH_BYTES):
+            break
+        rows.append(row)
+        size += row.size_bytes
+    return rows

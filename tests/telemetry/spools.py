@@ -9,10 +9,10 @@ from pathlib import Path
 
 from edge_runtime.mqtt.outbox import Row
 from edge_runtime.records.identity import Identity
-from edge_runtime.telemetry.spool import LANES, Dropped, LaneLimits, Spool, SpoolOptions
+from edge_runtime.telemetry.spool import LANES, Gap, GapMessage, LaneLimits, Spool, SpoolOptions, SpoolRow
 
-SLOW = SpoolOptions(commit_s=3600.0, commit_rows=1_000_000, retry_s=3600.0)
-"""Commits only when flushed or closed."""
+SLOW = SpoolOptions(commit_s=3600.0, commit_rows=1_000_000, retry_s=3600.0, delete_s=3600.0, rows_out=1_000_000)
+"""Commits only when flushed or closed, and gives away as many rows as somebody asks for."""
 
 
 class FakeClock:
@@ -42,10 +42,15 @@ class Opened:
         boot: str = "b1",
         options: SpoolOptions = SLOW,
         lanes: tuple[LaneLimits, ...] = LANES,
+        gap_message: GapMessage | None = None,
+        clock: FakeClock | None = None,
+        synced: bool = True,
+        free_bytes: Callable[[Path], int] = lambda _folder: 1 << 40,
     ) -> None:
         self.alarms: list[str] = []
-        self.drops: list[Dropped] = []
-        self.clock = FakeClock()
+        self.saved: list[tuple[str, int]] = []
+        self.clock = clock or FakeClock()
+        self.synced = synced
         self.spool = Spool(
             store,
             identity(session, boot),
@@ -53,9 +58,20 @@ class Opened:
             lanes=lanes,
             options=options,
             alarm=lambda code, _message: self.alarms.append(code),
-            on_drop=self.drops.append,
+            on_saved=self._on_saved,
+            gap_message=gap_message,
+            clock_synced=lambda: self.synced,
+            free_bytes=free_bytes,
         )
         self.spool.start()
+
+    def _on_saved(self, lane: str, row: SpoolRow) -> None:
+        self.saved.append((lane, row.seq))
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Those of which no event tells yet."""
+        return list(self.spool._keeper._gaps.pending)
 
     def put(self, *words: str, lane: str = "telemetry") -> None:
         for word in words:
@@ -81,6 +97,11 @@ class Opened:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def gap_words(gap: Gap) -> tuple[str, Callable[[int], bytes]]:
+    """A message that says a gap, as short as can be."""
+    return "t/gap", lambda seq: f"{seq} {gap.lane}:{gap.from_seq}:{gap.to_seq}:{gap.count}:{gap.reason}".encode()
 
 
 def said(word: str) -> Callable[[int], bytes]:

@@ -8,16 +8,18 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from edge_runtime.telemetry.spool import LANES, LaneLimits, SpoolOptions
+from edge_runtime.telemetry.spool import LANES, Gap, LaneLimits, SpoolOptions
 from edge_runtime.telemetry.spool_file import SpoolFile, SpoolFileError
 from edge_runtime.telemetry.spool_floors import FloorFile, Floors
+from edge_runtime.telemetry.spool_keeper import Telling
 from tests.awaiting import wait_until
 from tests.telemetry.spools import SLOW, Opened
 
-RETRYING = SpoolOptions(commit_s=0.01, retry_s=0.05)
+RETRYING = SpoolOptions(commit_s=0.01, retry_s=0.05, rows_out=1_000_000)
 FILE = "spool.sqlite"
 
 
@@ -64,11 +66,11 @@ def test_damage_that_shows_only_later(tmp_path: Path, how: str) -> None:
     path = tmp_path / FILE
     data = bytearray(path.read_bytes())
     if how == "truncated":
-        path.write_bytes(data[: 4096 * (len(data) // 8192)])
+        path.write_bytes(data[: 1024 * (len(data) // 2048)])
     else:
         noise = random.Random(2)
-        for page in (len(data) // 8192,) if how == "a page" else range(10, len(data) // 4096):
-            data[page * 4096 : page * 4096 + 4096] = noise.randbytes(4096)
+        for page in (len(data) // 2048,) if how == "a page" else range(10, len(data) // 1024):
+            data[page * 1024 : page * 1024 + 1024] = noise.randbytes(1024)
         path.write_bytes(data)
     with Opened(tmp_path, "s2") as opened:
         opened.put("a")
@@ -96,7 +98,7 @@ def test_damage_while_it_runs_keeps_what_is_in_memory(tmp_path: Path, monkeypatc
         opened.spool.lane("telemetry").read(-1, 1)
         real = SpoolFile.write
 
-        def fail_once(self: SpoolFile, *args: object) -> object:
+        def fail_once(self: SpoolFile, *_: object, **_more: object) -> object:
             monkeypatch.setattr(SpoolFile, "write", real)
             raise SpoolFileError("database disk image is malformed", corrupt=True)
 
@@ -107,7 +109,7 @@ def test_damage_while_it_runs_keeps_what_is_in_memory(tmp_path: Path, monkeypatc
         assert opened.words() == ["a", "b", "c", "d"]
         assert opened.seqs() == [0, 1, 2, 3] or opened.seqs()[-1] >= 3
         assert opened.spool.lane("telemetry").waiting() == 4
-        assert opened.drops == []
+        assert opened.gaps == []
         assert opened.close()
     with Opened(tmp_path, "s2") as opened:
         assert opened.words() == ["a", "b", "c", "d"]
@@ -119,8 +121,8 @@ def test_rows_that_a_damaged_file_takes_along_are_counted(tmp_path: Path, monkey
         monkeypatch.setattr(SpoolFile, "load", _malformed)
         monkeypatch.setattr(SpoolFile, "rescue", lambda *_: [])
         opened.spool.lane("telemetry").read(-1, 10)
-        wait_until(lambda: opened.drops)
-        assert [(one.count, one.reason) for one in opened.drops] == [(1000, "corrupt")]
+        wait_until(lambda: opened.gaps)
+        assert opened.gaps == [Gap("telemetry", 0, 999, 1000, "corrupt")]
         assert opened.spool.lane("telemetry").dropped() == 1000
         assert opened.spool.lane("telemetry").waiting() == 0
 
@@ -251,7 +253,7 @@ def test_a_store_that_comes_later(tmp_path: Path) -> None:
 def test_a_backlog_on_disk_can_be_sent_while_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_only(self: SpoolFile, *_: object) -> object:
+    def read_only(self: SpoolFile, *_: object, **_more: object) -> object:
         raise SpoolFileError("attempt to write a readonly database", corrupt=False)
 
     with Opened(tmp_path, options=RETRYING) as opened:
@@ -299,15 +301,14 @@ def test_a_read_only_store(read_only_folder: Path) -> None:
         assert not opened.close()
 
 
-def _broken(*_: object) -> None:
+def _broken(*_: object) -> NoReturn:
     raise RuntimeError("no")
 
 
 def test_an_alarm_that_raises_does_no_harm(tmp_path: Path) -> None:
     lanes = (LANES[0], LaneLimits("telemetry", 1, 1 << 20))
     with Opened(tmp_path / "absent", lanes=lanes) as opened:
-        opened.spool._keeper._alarm = _broken
-        opened.spool._keeper._on_drop = _broken
+        opened.spool._keeper._telling = Telling(_broken, _broken, _broken)
         opened.put("a", "b")
         opened.spool.flush(10)
         assert opened.words() == ["b"]
@@ -319,7 +320,7 @@ def test_floors_that_cannot_be_read_are_none(tmp_path: Path, text: bytes) -> Non
     assert FloorFile(path).read() is None
     path.write_bytes(text)
     assert FloorFile(path).read() is None
-    floors = Floors({"event": 7, "telemetry": 1000}, True)
+    floors = Floors({"event": 7, "telemetry": 1000}, True, {"event": 3})
     FloorFile(path).write(floors)
     assert FloorFile(path).read() == floors
     FloorFile(path).write(Floors({"event": 8}, False))

@@ -115,7 +115,7 @@ def test_what_the_broker_refuses_for_good_is_set_aside(tmp_path: Path) -> None:
     store.mkdir()
     (tmp_path / "acl").write_text(f"topic readwrite {TOPIC}\n")
     config = [f"acl_file {tmp_path / 'acl'}"]
-    timing = Timing(retry_first_s=0.05, retry_cap_s=0.2, refused_retry_s=0.05)
+    timing = Timing(retry_first_s=0.05, retry_cap_s=0.2, refused_retry_s=0.05, refused_cap_s=0.05, refused_tries=3)
     with Mosquitto(tmp_path / "broker", config) as broker, Opened(store, options=QUICK) as opened:
         opened.spool.append("telemetry", "t/denied", said("denied"))
         put(opened, 3)
@@ -123,6 +123,7 @@ def test_what_the_broker_refuses_for_good_is_set_aside(tmp_path: Path) -> None:
         link.start()
         wait_until(lambda: opened.spool.lane("telemetry").waiting() == 0)
         assert link.status().refused == 1
+        assert opened.spool.status().refused == {"event": 0, "telemetry": 1}
         assert link.close()
         assert opened.close()
     with sqlite3.connect(store / "spool.sqlite") as db:
