@@ -10,24 +10,36 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_runtime.mqtt.session import Incoming, Listener, ProtocolVersion, Session, SessionInfo, describe
+from edge_runtime.errors import EdgeError
+from edge_runtime.mqtt.events import LinkEvent, OnEvent, guarded
+from edge_runtime.mqtt.reasons import describe
+from edge_runtime.mqtt.session import Incoming, Listener, ProtocolVersion, Session, SessionInfo
 from edge_runtime.mqtt.settings import Backoff, BrokerSettings, Presence, Timing
+from edge_runtime.mqtt.takeover import TakeoverWatch
 from edge_runtime.threads import set_os_thread_name
 
 log = logging.getLogger(__name__)
 
-_SHORT_SESSIONS = 3
+
+def asleep_s() -> float:
+    """How long this device has been suspended since it booted: the monotonic clock stands still meanwhile."""
+    while True:
+        before_s = time.monotonic()
+        boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if time.monotonic() - before_s < 0.1:  # else we were held up between the two, and it is no difference
+            return boot_s - before_s
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStatus:
     """The truth about the link. `since_ns` (monotonic) is when `connected` last changed.
 
-    `connecting` is true while a try is under way, false between tries. `connects` counts accepted CONNACKs.
+    `connecting` is true while a try is under way, false between tries. `connects` counts accepted CONNACKs,
+    `suspends` sessions given up because the device slept, `takeovers` the times another client seemed to have our id.
     """
 
     connected: bool
@@ -37,6 +49,8 @@ class ConnectionStatus:
     connecting: bool = False
     connects: int = 0
     callback_errors: int = 0
+    suspends: int = 0
+    takeovers: int = 0
 
 
 class BrokerConnection:
@@ -44,7 +58,8 @@ class BrokerConnection:
 
     `start` returns at once; there is no error to raise, since an absent broker is a state (see `status`).
     `publish`, `subscribe`, `acknowledge` and `drop` name the session they mean by its generation and do nothing
-    once it is over; they never do I/O and may be called from any thread.
+    once it is over; they never do I/O and may be called from any thread. `on_event` is called on "mqtt-net" and
+    must only enqueue. `asleep_s` tells for how many seconds the device was suspended so far.
     """
 
     def __init__(
@@ -55,6 +70,8 @@ class BrokerConnection:
         presence: Presence | None = None,
         timing: Timing | None = None,
         backoff: Backoff | None = None,
+        on_event: OnEvent | None = None,
+        asleep_s: Callable[[], float] = asleep_s,
     ) -> None:
         self._settings = settings
         self._listener = listener
@@ -71,7 +88,11 @@ class BrokerConnection:
         self._version: ProtocolVersion = "3.1.1" if settings.protocol == "3.1.1" else "5"
         self._speaks_5: bool | None = None  # None: not known yet
         self._silent_5 = False
-        self._short_sessions = 0
+        self._on_event = guarded(on_event)
+        self._takeover = TakeoverWatch(settings.client_id, self._timing)
+        self._asleep_s = asleep_s
+        self._was_asleep_s = 0.0
+        self._slept_s: float | None = None  # the session ended because of it
         self._warned_of = ""
         self.thread = threading.Thread(target=self._run, name="mqtt-net", daemon=True)
         self.tick_ns = time.monotonic_ns()
@@ -158,7 +179,10 @@ class BrokerConnection:
     def _run(self) -> None:
         set_os_thread_name("mqtt-net")
         try:
+            if not self._settings.on_this_machine:
+                self._idle(self._backoff.soon_s())
             while not self._stopping.is_set():
+                self._slept_s = None
                 self._idle(self._once())
         finally:
             self._set_status(connected=False, connecting=False, reason="stopped")
@@ -177,6 +201,7 @@ class BrokerConnection:
         self.tick_ns = time.monotonic_ns()
         self._set_status(connecting=True)
         self._generation += 1
+        self._was_asleep_s = self._asleep_s()
         timing = self._timing
         if self._settings.protocol == "auto" and self._version == "5" and self._speaks_5 is None:
             timing = replace(timing, connack_s=min(timing.connack_s, timing.fallback_s))
@@ -195,6 +220,7 @@ class BrokerConnection:
             while session.ended is None and not self._stopping.is_set():
                 if self._wake_r is not None:
                     session.turn(self._wake_r)
+                self._notice_suspend(session)
                 self.tick_ns = time.monotonic_ns()
             if session.ended is None:
                 session.goodbye()
@@ -202,11 +228,17 @@ class BrokerConnection:
         except Exception as error:
             # The thread must outlive whatever a library, a certificate or a name server comes up with (P7, P9).
             reason = describe(error, self._settings)
-            if not isinstance(error, OSError):
+            if not isinstance(error, (OSError, EdgeError)):
                 log.exception("mqtt: unexpected error")
+        if session is not None:
+            self._notice_suspend(session)
+            if self._slept_s is not None:
+                reason = session.ended or reason
         with self._lock:
             self._live = None
         self._set_status(connected=False, connecting=False, reason=reason)
+        if session is None or session.t_up_ns is None:
+            self._takeover.over()
         if session is None:
             self._warn(reason)
             return self._backoff.next_delay_s()
@@ -214,9 +246,13 @@ class BrokerConnection:
         return self._after(session, reason)
 
     def _after(self, session: Session, reason: str) -> float:
+        by_message, lasted_s = False, 0.0
         if session.t_up_ns is not None:
+            lasted_s = (time.monotonic_ns() - session.t_up_ns) / 1e9
+            if lasted_s >= self._timing.stable_s:
+                self._backoff.reset()
             try:
-                self._listener.down(session.generation, closed_by_broker=session.closed_by_broker)
+                by_message = self._listener.down(session.generation, closed_by_broker=session.closed_by_broker)
             except Exception:
                 log.exception("mqtt: a listener failed")
                 self._on_callback_error()
@@ -225,8 +261,23 @@ class BrokerConnection:
         if self._other_version(session):
             log.info("mqtt: %s: %s; trying MQTT %s", self._settings.where, reason, self._version)
             return 0.0
+        if self._slept_s is not None:
+            self._set_status(suspends=self._status.suspends + 1)
+            self._warn(reason)
+            self._on_event(LinkEvent("suspended", reason, {"suspended_s": round(self._slept_s, 1)}))
+            return self._backoff.soon_s()
+        if session.t_up_ns is not None and self._suspicious(session, lasted_s, by_message=by_message):
+            return self._backoff.next_delay_s(suspicious=True)
         self._warn(reason)
-        return self._backoff.next_delay_s(suspicious=self._suspicious(session))
+        return self._backoff.next_delay_s()
+
+    def _notice_suspend(self, session: Session) -> None:
+        """The broker gave the session up long ago, or its network did; only the kernel does not know it yet."""
+        total_s = self._asleep_s()
+        slept_s, self._was_asleep_s = total_s - self._was_asleep_s, total_s
+        if slept_s > self._timing.suspend_s and session.t_up_ns is not None:
+            self._slept_s = slept_s
+            session.abandon(f"this device was suspended for {slept_s:.0f} s")
 
     def _warn(self, reason: str) -> None:
         """Once per reason, not once per try: a broker may be away for weeks."""
@@ -258,24 +309,17 @@ class BrokerConnection:
             self._speaks_5 = None
         return False
 
-    def _suspicious(self, session: Session) -> bool:
-        """Keeps count of sessions the broker ended quickly (P17): two devices with one id evict each other."""
-        if session.t_up_ns is None:
+    def _suspicious(self, session: Session, lasted_s: float, *, by_message: bool) -> bool:
+        """Whether the session looks like one that another device with our client id has ended (P17)."""
+        watch = self._takeover
+        by_broker = session.closed_by_broker and not by_message
+        if not watch.session_ended(lasted_s, by_broker=by_broker, said_so=session.taken_over):
             return False
-        lasted_s = (time.monotonic_ns() - session.t_up_ns) / 1e9
-        if lasted_s >= self._timing.stable_s:
-            self._backoff.reset()
-        if session.taken_over:
-            self._short_sessions = max(self._short_sessions + 1, _SHORT_SESSIONS)
-        elif session.closed_by_broker and lasted_s < self._timing.short_session_s:
-            self._short_sessions += 1
-        else:
-            self._short_sessions = 0
-        if self._short_sessions < _SHORT_SESSIONS:
-            return False
-        reason = f"dropped soon after connecting: is another device using client id {self._settings.client_id!r}?"
-        self._warn(reason)
-        self._set_status(reason=reason)
+        event = watch.event(time.monotonic_ns())
+        self._set_status(reason=watch.reason, takeovers=watch.episodes)
+        if event is not None:
+            log.warning("mqtt: %s: %s", self._settings.where, event.message)
+            self._on_event(event)
         return True
 
     def _on_up(self, session: Session, info: SessionInfo) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edge_runtime.errors import MqttError
-from edge_runtime.mqtt.connection import BrokerConnection
+from edge_runtime.mqtt.connection import BrokerConnection, asleep_s
+from edge_runtime.mqtt.events import OnEvent
 from edge_runtime.mqtt.inbox import Handler, Inbox
 from edge_runtime.mqtt.outbox import Lane, MemoryLane, Message
 from edge_runtime.mqtt.pump import Pump
@@ -27,6 +28,8 @@ class LinkStatus:
 
     `queued` counts messages not yet acknowledged, `dropped` those that a full queue lost, `refused` those that the
     broker will not take (too large ones included), `results_dropped` results that never reached the socket.
+    `held` names the lanes that wait because the broker refuses what they send; `suspends` counts sessions given up
+    because the device slept, `takeovers` the times another client seemed to use our client id.
     """
 
     connected: bool
@@ -44,13 +47,20 @@ class LinkStatus:
     handler_errors: int
     internal_errors: int
     subscriptions_refused: tuple[str, ...]
+    held: tuple[str, ...] = ()
+    suspends: int = 0
+    takeovers: int = 0
 
 
 class MqttLink:
     """The broker connection with its queue, results, states and subscriptions.
 
     `publish` goes to a lane in memory of `capacity` messages. Further `lanes` (a spool on disk) are fed by their
-    owners; their methods run on the pump's thread.
+    owners; their methods run on the pump's thread. Of these lanes together at most `backlog_rate` rows a second are
+    sent (more than 0; None: no cap). `on_event` is called on the link's threads and must only enqueue. `asleep_s`
+    tells for how many seconds the device was suspended so far.
+
+    Raises ValueError for a `backlog_rate` or a `capacity` that lets nothing through.
     """
 
     def __init__(
@@ -63,18 +73,26 @@ class MqttLink:
         results_capacity: int = 256,
         timing: Timing | None = None,
         backoff: Backoff | None = None,
+        backlog_rate: float | None = None,
+        on_event: OnEvent | None = None,
+        asleep_s: Callable[[], float] = asleep_s,
     ) -> None:
         self._memory = MemoryLane("memory", capacity)
         self._lanes = (self._memory, *lanes)
-        self._connection = BrokerConnection(settings, self, presence=presence, timing=timing, backoff=backoff)
+        self._connection = BrokerConnection(
+            settings, self, presence=presence, timing=timing, backoff=backoff, on_event=on_event, asleep_s=asleep_s
+        )
         self._inbox = Inbox(self._connection.acknowledge)
         self._pump = Pump(
             self._connection,
-            self._lanes,
+            self._memory,
+            lanes,
             presence=presence,
             filters=self._inbox.filters,
             timing=timing,
             results_capacity=results_capacity,
+            backlog_rate=backlog_rate,
+            on_event=on_event,
         )
         self._where = settings.where
         self._subscriptions_refused: set[str] = set()
@@ -118,7 +136,8 @@ class MqttLink:
     def status(self) -> LinkStatus:
         """Never waits."""
         connection = self._connection.status()
-        counters = self._pump.counters
+        pump = self._pump
+        counters = pump.lanes.counters
         return LinkStatus(
             connected=connection.connected,
             since_ns=connection.since_ns,
@@ -128,13 +147,16 @@ class MqttLink:
             dropped=sum(lane.dropped() for lane in self._lanes),
             expired=counters.expired,
             published=counters.published,
-            refused=counters.refused,
-            oversize=counters.oversize,
-            results_dropped=counters.results_dropped,
+            refused=counters.refused + pump.states_refused,
+            oversize=counters.oversize + pump.states_oversize,
+            results_dropped=pump.results.dropped,
             reconnects=max(0, connection.connects - 1),
             handler_errors=self._inbox.handler_errors,
-            internal_errors=connection.callback_errors + counters.errors,
+            internal_errors=connection.callback_errors + pump.errors,
             subscriptions_refused=tuple(sorted(self._subscriptions_refused)),
+            held=pump.lanes.held,
+            suspends=connection.suspends,
+            takeovers=connection.takeovers,
         )
 
     def ticks(self) -> dict[str, tuple[threading.Thread, int]]:
@@ -166,8 +188,8 @@ class MqttLink:
     def up(self, session: SessionInfo) -> None:
         self._pump.up(session)
 
-    def down(self, generation: int, *, closed_by_broker: bool) -> None:
-        self._pump.down(generation, closed_by_broker=closed_by_broker)
+    def down(self, generation: int, *, closed_by_broker: bool) -> bool:
+        return self._pump.down(generation, closed_by_broker=closed_by_broker)
 
     def acknowledged(self, generation: int, mid: int, code: int) -> None:
         self._pump.acknowledged(generation, mid, code)

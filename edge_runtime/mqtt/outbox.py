@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from edge_runtime.mqtt.holding import Hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,25 +141,30 @@ class MemoryLane:
 
 
 @dataclass(slots=True)
-class State:
-    """A retained message: its last value is what counts. `sent` and `acked` are versions of this session."""
-
-    payload: bytes
-    version: int = 1
-    sent: int = 0
-    acked: int = 0
-    tries: int = 0
-
-
-@dataclass(slots=True)
 class Feed:
-    """A lane with the pump's cursor, the rows acknowledged since the lane was told, and those refused."""
+    """A lane with the pump's cursor, and what is known of its rows that were sent and are not settled.
+
+    `breaks` counts answers that are about the row itself (a final refusal, a connection that ended over it),
+    `refusals` those that may be mended. `again` is what was refused and is to be sent again, by token.
+    """
 
     lane: Lane
+    capped: bool = False
     cursor: int = -1
-    tries: dict[int, int] = field(default_factory=dict)
+    breaks: dict[int, int] = field(default_factory=dict)
+    refusals: dict[int, int] = field(default_factory=dict)
     acked: list[int] = field(default_factory=list)
     again: list[tuple[int, Row]] = field(default_factory=list)  # (due at, monotonic ns; row)
+    hold: Hold | None = None
+
+    def send_again(self, row: Row, due_ns: int) -> None:
+        bisect.insort(self.again, (due_ns, row), key=lambda one: one[1].token)
+
+    def forget_before(self, token: int) -> None:
+        """The lane's oldest row is `token`: what was counted of older ones is of no use."""
+        for counts in (self.breaks, self.refusals):
+            for old in [one for one in counts if one < token]:
+                del counts[old]
 
 
 @dataclass(frozen=True, slots=True)

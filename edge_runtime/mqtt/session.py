@@ -22,8 +22,9 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from edge_runtime.mqtt.reasons import describe, without_answer
+from edge_runtime.mqtt.security import read_password, tls_context
 from edge_runtime.mqtt.settings import BrokerSettings, Presence, Timing
-from edge_runtime.secret_file import secret_file
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A message from the broker. `retained` tells that it is an old one, kept by the broker."""
+    """A message from the broker. `retained`: it is kept by the broker; with 3.1.1 only an old one says so."""
 
     topic: str
     payload: bytes
@@ -68,7 +69,9 @@ class Listener(Protocol):
 
     def up(self, session: SessionInfo) -> None: ...
 
-    def down(self, generation: int, *, closed_by_broker: bool) -> None: ...
+    def down(self, generation: int, *, closed_by_broker: bool) -> bool:
+        """True if it may have ended because of a message of ours (P13)."""
+        ...
 
     def acknowledged(self, generation: int, mid: int, code: int) -> None: ...
 
@@ -112,6 +115,7 @@ class Session:
         self._t_start_ns = self._t_heard_ns = time.monotonic_ns()
         self._refused: ReasonCode | None = None
         self._farewell: str | None = None
+        self._tls_error: ssl.SSLError | None = None
         self._subscriptions: dict[int, Sequence[str]] = {}
         self._client = self._new_client(presence)
 
@@ -123,7 +127,8 @@ class Session:
     @property
     def without_answer(self) -> bool:
         """Whether the broker closed the connection without a CONNACK."""
-        return self.t_up_ns is None and self._refused is None and self.closed_by_broker
+        told = self._refused is not None or self._tls_error is not None
+        return self.t_up_ns is None and self.closed_by_broker and not told
 
     # ---- any thread
 
@@ -138,7 +143,10 @@ class Session:
 
     def subscribe(self, topic_filters: Sequence[str]) -> None:
         if self.version == "5":
-            rc, mid = self._client.subscribe([(name, SubscribeOptions(qos=1)) for name in topic_filters])
+            # As published: who publishes a command with retain hears at once that it will never be obeyed, and not only
+            # from the next start on.
+            options = SubscribeOptions(qos=1, retainAsPublished=True)
+            rc, mid = self._client.subscribe([(name, options) for name in topic_filters])
         else:
             rc, mid = self._client.subscribe([(name, 1) for name in topic_filters])
         if rc == paho.MQTT_ERR_SUCCESS and mid is not None:
@@ -150,12 +158,17 @@ class Session:
     def drop(self, reason: str) -> None:
         self.ended = self.ended or reason
 
+    def abandon(self, reason: str) -> None:
+        """Over for this reason and no other, whatever the broker may have said meanwhile."""
+        self.ended = reason
+        self.closed_by_broker = self.taken_over = False
+
     # ---- the thread that owns the session
 
     def open(self) -> None:
         """Opens the socket and sends CONNECT; takes up to the connect time-out.
 
-        Raises OSError and ValueError of sockets, name look-up and TLS: see `describe`.
+        Raises OSError and ValueError of sockets, name look-up and TLS: see `reasons.describe`.
         """
         settings = self._settings
         client = self._client
@@ -221,17 +234,18 @@ class Session:
             self.ended = f"refused: {_words(self._refused)}"
         elif self._client.socket() is None:
             self.closed_by_broker = True
-            self.ended = self._farewell or (
-                "the broker closed the connection"
-                if self.t_up_ns is not None
-                else "refused: the broker closed the connection without an answer"
-            )
+            self.ended = self._farewell or self._why_closed()
         elif self.t_up_ns is None:
             if now_ns - self._t_start_ns > self._timing.connack_s * 1e9:
                 self.silent = True
                 self.ended = f"frozen: no answer to CONNECT for {self._timing.connack_s:g} s"
         elif (keepalive_s := self._client.keepalive) and now_ns - self._t_heard_ns > 1.5e9 * keepalive_s:
             self.ended = f"frozen: nothing heard for {1.5 * keepalive_s:g} s"
+
+    def _why_closed(self) -> str:
+        if self._tls_error is not None:
+            return describe(self._tls_error, self._settings)
+        return without_answer(self._settings) if self.t_up_ns is None else "the broker closed the connection"
 
     def _new_client(self, presence: Presence | None) -> paho.Client:
         settings = self._settings
@@ -247,17 +261,10 @@ class Session:
         client.connect_timeout = self._timing.connect_s
         client.max_inflight_messages_set(0)  # the window is the pump's
         if settings.username is not None:
-            password = None
-            if settings.password_file is not None:
-                password = secret_file(settings.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+            password = None if settings.password_file is None else read_password(settings.password_file)
             client.username_pw_set(settings.username, password)
         if settings.tls:
-            # check_hostname stays on: paho's own check is gone from Python 3.12 (P26)
-            context = ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
-            if settings.cert_file is not None:
-                key_file = None if settings.key_file is None else secret_file(settings.key_file)
-                context.load_cert_chain(settings.cert_file, key_file)
-            client.tls_set_context(context)
+            client.tls_set_context(tls_context(settings, self._on_tls_error))
         if presence is not None:
             client.will_set(presence.topic, presence.offline, qos=1, retain=True)
         client.on_connect = self._guard(self._on_connect)
@@ -268,6 +275,9 @@ class Session:
         # With this set, paho never writes on the publisher's thread: two writers would interleave packets.
         client.on_socket_register_write = lambda *_: None
         return client
+
+    def _on_tls_error(self, error: ssl.SSLError) -> None:
+        self._tls_error = error
 
     # ---- paho's callbacks
 
@@ -319,23 +329,6 @@ class Session:
         refused = [name for name, reason in zip(topic_filters, reasons, strict=False) if reason.is_failure]
         if refused:
             self._listener.subscription_refused(refused)
-
-
-def describe(error: Exception, settings: BrokerSettings) -> str:
-    """Why no session came about, in words for the operator."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"refused: the broker's certificate is not valid: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        return f"refused: TLS failed: {error.reason or error}"
-    if isinstance(error, socket.gaierror):
-        return f"unreachable: the name {settings.host} is not known ({error.strerror})"
-    if isinstance(error, TimeoutError):
-        return "unreachable: timed out"
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"cannot read {error.filename}: {error.strerror}"
-    if isinstance(error, OSError):
-        return f"unreachable: {(error.strerror or str(error)).lower()}"
-    return f"failed: {type(error).__name__}: {error}"
 
 
 def topic_matches(topic_filter: str, topic: str) -> bool:

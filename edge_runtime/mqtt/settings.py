@@ -62,6 +62,11 @@ class BrokerSettings:
         return self.use_tls or any((self.ca_file, self.cert_file, self.key_file))
 
     @property
+    def on_this_machine(self) -> bool:
+        """Whether the broker is on the loopback: no fleet shares that one."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    @property
     def where(self) -> str:
         """`host:port`, for messages."""
         return f"{self.host}:{self.port}"
@@ -82,8 +87,11 @@ class Timing:
     """Every waiting time of the link, in seconds. Only tests change these.
 
     `retry_first_s` and `retry_cap_s` bound the exponential back-off; `stable_s` is how long a connection must
-    have lasted to start it over; a connection shorter than `short_session_s` is suspicious. `fallback_s` is how
-    long an unknown broker may be silent about MQTT 5 before 3.1.1 is tried.
+    have lasted to start it over; a connection shorter than `short_session_s` is suspicious. `start_jitter_s` spreads
+    the first connect after a start, and the one after a suspend of more than `suspend_s`. `fallback_s` is how
+    long an unknown broker may be silent about MQTT 5 before 3.1.1 is tried. What the broker refused and may take
+    later is sent again after `refused_retry_s`, doubling to `refused_cap_s`, `refused_tries` times. What goes on is
+    told as an event again every `event_repeat_s`.
     """
 
     retry_first_s: float = 1.0
@@ -95,12 +103,18 @@ class Timing:
     fallback_s: float = 2.0
     ack_s: float = 30.0
     refused_retry_s: float = 1.0
+    refused_cap_s: float = 60.0
+    refused_tries: int = 10
+    start_jitter_s: float = 1.0
+    suspend_s: float = 2.0
+    event_repeat_s: float = 3600.0
 
 
 class Backoff:
-    """Full jitter: uniform in (0, min(cap, first * 2**n)], the first retry too.
+    """Full jitter: uniform in [first / 10, min(cap, first * 2**n)], the first retry too (O8).
 
-    A fleet that loses its broker would otherwise come back in the same second, again and again.
+    A fleet that loses its broker would otherwise come back in the same second, again and again; and nobody comes
+    back in the first tenth, in which a broker that restarts is busy with itself.
     """
 
     def __init__(self, timing: Timing, rng: random.Random | None = None) -> None:
@@ -116,7 +130,11 @@ class Backoff:
         # 2**n overflows a float long before anybody stops retrying
         ceiling_s = min(cap_s, self._timing.retry_first_s * 2.0 ** min(self._attempt, 30))
         self._attempt += 1
-        return max(0.01, self._rng.uniform(0.0, ceiling_s))
+        return max(0.01, self._rng.uniform(min(cap_s, self._timing.retry_first_s) / 10, ceiling_s))
+
+    def soon_s(self) -> float:
+        """The wait in seconds where nothing has failed, but many may come at once: power that is back, a wake-up."""
+        return self._rng.uniform(0.0, self._timing.start_jitter_s)
 
     def reset(self) -> None:
         """To be called after a connection that was stable."""
