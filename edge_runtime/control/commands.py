@@ -36,8 +36,9 @@ Forbid = Callable[[Mapping[str, JsonValue], Door], "EdgeError | None"]
 class CommandSpec(Generic[ArgsT]):
     """A command: what arguments it takes, and what obeys it.
 
-    `run` is called on the thread of whoever brings the command (over MQTT that is "mqtt-handler", and the next
-    command waits for it). It should be back within `budget_s` seconds: nobody can stop it, being late is logged.
+    `run` is called on the thread of whoever brings the command; over MQTT on the thread "commands", where the next one
+    waits for it, unless it is slow or changes nothing. It should be back within `budget_s` seconds: nobody can stop it,
+    being late is logged.
     It returns what goes into the reply as `result`, and may raise EdgeError.
     """
 
@@ -47,6 +48,8 @@ class CommandSpec(Generic[ArgsT]):
     slow: bool = False
     """Takes seconds or minutes by its nature: whoever brings commands one by one does not wait for it."""
     forbid: Forbid | None = None
+    changes: bool = True
+    """Changes something here: whether it was obeyed has to be known after a restart, too."""
 
 
 class CameraControl(Protocol):
@@ -103,7 +106,7 @@ def ping(identity: Identity, clock: Clock) -> CommandSpec[PingArgs]:
         uptime_s = round((clock.monotonic_ns() - identity.t_start_ns) / 1e9, 3)
         return {"session": identity.session, "uptime_s": uptime_s, "version": identity.version}
 
-    return CommandSpec(PingArgs, run)
+    return CommandSpec(PingArgs, run, changes=False)
 
 
 CAMERA_BUDGET_S = 10.0

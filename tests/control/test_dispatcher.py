@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from edge_runtime.control.commands import CommandSpec, camera, ping
 from edge_runtime.control.dispatcher import Dispatcher, Door
+from edge_runtime.control.journal import CommandJournal
 from edge_runtime.errors import EdgeError
 from edge_runtime.records.commands import CameraAction, CameraArgs, CameraResult, PingArgs, Reply
 from edge_runtime.records.identity import Identity
@@ -106,8 +107,8 @@ class Device:
             self.clock,
             lambda: self.synced,
             commands,
+            journal=CommandJournal(None, self.clock, lambda: self.synced, IDENTITY.boot, capacity=remembered),
             observe=lambda *what: self.seen.append(what),
-            remembered=remembered,
         )
 
     def _count(self, _: PingArgs) -> JsonValue:
@@ -118,14 +119,12 @@ class Device:
         self.clock.pass_s(3.0)
         return args.number
 
-    def mqtt(self, name: str, payload: object, *, retained: bool = False) -> Reply | None:
+    def mqtt(self, name: str, payload: object, *, retained: bool = False) -> Reply:
         data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         return self.dispatcher.handle(name, data, retained=retained, door="mqtt")
 
     def socket(self, name: str, payload: bytes | Mapping[str, object]) -> Reply:
-        reply = self.dispatcher.handle(name, payload, door="socket")
-        assert reply is not None
-        return reply
+        return self.dispatcher.handle(name, payload, door="socket")
 
 
 def wish(command_id: str = "c1", expires: str = SOON, **args: Any) -> dict[str, object]:
@@ -134,7 +133,6 @@ def wish(command_id: str = "c1", expires: str = SOON, **args: Any) -> dict[str, 
 
 def test_ping() -> None:
     reply = Device().mqtt("ping", wish())
-    assert reply is not None
     assert json.loads(reply.to_json()) == {
         "device": "gate-07",
         "boot": "b1",
@@ -161,7 +159,6 @@ def test_ping() -> None:
 def test_camera(args: dict[str, Any], call: tuple[object, ...]) -> None:
     device = Device()
     reply = device.mqtt("camera", wish(name="gate", **args))
-    assert reply is not None
     assert reply.ok
     assert device.cameras.calls == [call]
 
@@ -208,7 +205,6 @@ REFUSED = [
 def test_refused_and_answered(name: str, payload: dict[str, object], code: str, where: str | None) -> None:
     device = Device()
     reply = device.mqtt(name, payload)
-    assert reply is not None
     assert reply.error is not None
     assert (reply.id, reply.ok, reply.error.code, reply.error.where) == ("c1", False, code, where)
     assert reply.result is None
@@ -218,7 +214,6 @@ def test_refused_and_answered(name: str, payload: dict[str, object], code: str, 
 
 def test_the_nearest_command_is_named() -> None:
     reply = Device().mqtt("pnig", wish())
-    assert reply is not None
     assert reply.error is not None
     assert reply.error.remedy == "did you mean 'ping'?"
 
@@ -226,53 +221,49 @@ def test_the_nearest_command_is_named() -> None:
 def test_a_retained_command_is_refused() -> None:
     device = Device()
     reply = device.mqtt("count", wish(), retained=True)
-    assert reply is not None
     assert reply.error is not None
     assert reply.error.code == "retained"
     assert device.count == 0
-    assert device.mqtt("count", b"", retained=True) is None
 
 
 @pytest.mark.parametrize(
-    "payload",
+    ("payload", "where"),
     [
-        b"",
-        b"\xff\xfe",
-        b"{",
-        b"[]",
-        b"null",
-        b"[" * 60_000,
-        b'{"id": NaN}',
-        b'{"id": "c1", "x": ' + b"9" * 5000 + b"}",
-        b'{"id": "' + b"x" * 70_000 + b'"}',
-        b'{"id": "a/b"}',
-        b'{"id": "' + b"x" * 65 + b'"}',
-        b'{"id": ""}',
-        b'{"id": 7}',
-        b'{"expires_utc": "' + SOON.encode() + b'"}',
-        b'{"id": "c1\\n"}',
+        (b"", "payload"),
+        (b"\xff\xfe", "payload"),
+        (b"{", "payload"),
+        (b"[]", "payload"),
+        (b"null", "payload"),
+        (b"[" * 60_000, "payload"),
+        (b'{"id": NaN}', "payload"),
+        (b'{"id": "c1", "x": ' + b"9" * 5000 + b"}", "payload"),
+        (b'{"id": "' + b"x" * 70_000 + b'"}', "payload"),
+        (b'{"id": "a/b"}', "id"),
+        (b'{"id": "' + b"x" * 65 + b'"}', "id"),
+        (b'{"id": ""}', "id"),
+        (b'{"id": 7}', "id"),
+        (b'{"expires_utc": "' + SOON.encode() + b'"}', "id"),
+        (b'{"id": "c1\\n"}', "id"),
     ],
 )
-def test_without_an_id_nobody_is_answered_over_mqtt_but_at_the_socket(payload: bytes) -> None:
+def test_without_a_readable_id_it_is_said_where_the_fault_is(payload: bytes, where: str) -> None:
     device = Device()
-    assert device.mqtt("count", payload) is None
-    assert device.count == 0
+    reply = device.mqtt("count", payload)
+    assert reply.error is not None
+    assert (reply.id, reply.error.code, reply.error.where) == (None, "invalid", where)
     if b"expires_utc" not in payload:
-        reply = device.socket("count", payload)
-        assert reply.error is not None
-        assert (reply.id, reply.error.code) == (None, "invalid")
+        assert device.socket("count", payload).error == reply.error
+    assert device.count == 0
 
 
 def test_an_unsynchronised_clock() -> None:
     device = Device(synced=False)
     reply = device.mqtt("count", wish())
-    assert reply is not None
     assert reply.error is not None
     assert (reply.error.code, reply.error.retryable, device.count) == ("clock_unsynced", True, 0)
     assert device.socket("count", wish("c2", "2020-01-01T00:00:00Z")).ok  # nobody can tell
     device.synced = True
     again = device.mqtt("count", wish())
-    assert again is not None
     assert again.ok
 
 
@@ -296,12 +287,10 @@ def test_an_id_is_obeyed_once_and_answered_every_time() -> None:
     assert device.count == 1
     assert len(device.seen) == 1
     other = device.mqtt("ping", wish())
-    assert other is not None
     assert other.error is not None
     assert other.error.code == "id_reused"
     device.clock.pass_s(40)
     late = device.mqtt("count", wish())
-    assert late is not None
     assert late.error is not None
     assert late.error.code == "expired"
     assert device.mqtt("count", wish(expires="2026-03-01T12:10:00Z")) is not None
@@ -327,13 +316,11 @@ def test_more_ids_than_can_be_remembered() -> None:
     for number in range(3):
         assert device.mqtt("count", wish(f"c{number}"))
     reply = device.mqtt("count", wish("c3"))
-    assert reply is not None
     assert reply.error is not None
     assert (reply.error.code, reply.error.retryable) == ("busy", True)
     assert device.count == 3
     device.clock.pass_s(125)
     reply = device.mqtt("count", wish("c3", "2026-03-01T12:05:00Z"))
-    assert reply is not None
     assert reply.ok
 
 
@@ -346,17 +333,15 @@ def test_a_second_door_does_not_obey_what_the_first_is_obeying() -> None:
         return go_on.wait(10)
 
     dispatcher = Dispatcher(IDENTITY, device.clock, lambda: True, {"wait": CommandSpec(PingArgs, run)})
-    replies: list[Reply | None] = []
+    replies: list[Reply] = []
     thread = threading.Thread(target=lambda: replies.append(dispatcher.handle("wait", wish(), door="mqtt")))
     thread.start()
     assert inside.wait(10)
     second = dispatcher.handle("wait", wish(), door="socket")
-    assert second is not None
     assert second.error is not None
     assert second.error.code == "in_progress"
     go_on.set()
     thread.join(10)
-    assert replies[0] is not None
     assert replies[0].ok
     assert dispatcher.handle("wait", wish(), door="socket") == replies[0]
 
@@ -375,7 +360,6 @@ def test_an_observer_that_raises_does_no_harm() -> None:
     commands = {"ping": ping(IDENTITY, device.clock)}
     dispatcher = Dispatcher(IDENTITY, device.clock, lambda: True, commands, observe=broken)
     reply = dispatcher.handle("ping", wish(), door="mqtt")
-    assert reply is not None
     assert reply.ok
 
 
@@ -404,11 +388,10 @@ FIELDS = st.fixed_dictionaries(
 def test_nothing_that_is_sent_raises(name: str, payload: bytes | dict[str, object], retained: bool, door: Door) -> None:
     device = Device()
     reply = device.dispatcher.handle(name, payload, retained=retained, door=door)
-    assert reply is not None or door == "mqtt"
-    if reply is not None:
-        assert Reply.model_validate_json(reply.to_json()) == reply
-        assert reply.ok == (reply.error is None)
-        assert not (retained and reply.ok)
+    assert Reply.model_validate_json(reply.to_json()) == reply
+    assert reply.ok == (reply.error is None)
+    assert not (retained and reply.ok)
+    assert reply.error is None or reply.error.code != "invalid" or reply.error.where
 
 
 def test_the_camera_arguments_have_a_schema() -> None:
@@ -437,7 +420,6 @@ def test_cameras_come_and_go_on_the_control_socket_alone(
     """Whoever may write to a broker, or has the token of the page, may not start programs on the device."""
     device = Device()
     reply = device.dispatcher.handle("camera", wish(**args), door=door)
-    assert reply is not None
     if door == "socket":
         assert (reply.ok, device.cameras.calls) == (True, [call])
     else:
@@ -452,7 +434,6 @@ def test_cameras_come_and_go_on_the_control_socket_alone(
 @pytest.mark.parametrize("args", [{"action": "add"}, {"action": "change", "camera": 3}, {"action": "exec"}])
 def test_what_may_not_be_is_refused_before_anybody_looks_whether_it_is_right(args: dict[str, Any], door: Door) -> None:
     reply = Device().dispatcher.handle("camera", wish(**args), door=door)
-    assert reply is not None
     assert reply.error is not None
     assert reply.error.code == "forbidden"
 
