@@ -132,11 +132,16 @@ def check_path(value: object, info: ValidationInfo) -> Path:
 
 
 def check_secret(value: object, info: ValidationInfo) -> Path:
-    """A path, or `credential:NAME`, which `secret_file` finds when it is read."""
-    if isinstance(value, str) and value.startswith(CREDENTIAL):
+    """A path, or `credential:NAME`, which `secret_file` finds when it is read. What is neither is not shown: people
+    write the secret itself there."""
+    if not isinstance(value, str):
+        raise wrong("what stands there is not text")
+    if value.startswith(CREDENTIAL):
         if not CREDENTIAL_NAME.fullmatch(value):
-            raise wrong(f"{render(value)} names no credential", 'write "credential:" and its name in LoadCredential=')
+            raise wrong("what follows credential: is no name", 'write "credential:" and its name in LoadCredential=')
         return Path(value)
+    if not value or not value.isprintable():
+        raise wrong("what stands there is no path")
     return check_path(value, info)
 
 

@@ -13,15 +13,20 @@ _FOLDER = "CREDENTIALS_DIRECTORY"
 """Set by systemd for a unit that has LoadCredential= or SetCredentialEncrypted=; systemd.exec(5)."""
 
 
+def is_credential(path: Path) -> bool:
+    """Whether a configured path is `credential:NAME`."""
+    return str(path).startswith(CREDENTIAL)
+
+
 def secret_file(path: Path) -> Path:
     """The file to read for a configured path, which may be `credential:NAME`.
 
     Raises FileNotFoundError where this process was handed no credentials; whether the file is there is for whoever
     opens it.
     """
-    text = str(path)
-    if not text.startswith(CREDENTIAL):
+    if not is_credential(path):
         return path
+    text = str(path)
     folder = os.environ.get(_FOLDER)
     if not folder:
         raise FileNotFoundError(errno.ENOENT, "systemd handed no credentials over (LoadCredential=)", text)

@@ -7,6 +7,7 @@ from pathlib import Path
 from edge_runtime.app.models import open_bundle
 from edge_runtime.config import Config, ModelConfig
 from edge_runtime.errors import BundleError
+from edge_runtime.secret_file import is_credential
 
 
 def check_bundles(config: Config) -> list[str]:
@@ -25,7 +26,7 @@ def check_files(config: Config) -> list[str]:
         mqtt = config.mqtt
         for key in ("password_file", "ca_file", "cert_file", "key_file"):
             path = getattr(mqtt, key)
-            if path is not None:
+            if path is not None and not is_credential(path):  # there only while the service runs
                 wanted.append((f"mqtt.{key}", path))
     return [f"{who}: {path} does not exist" for who, path in wanted if not path.exists()]
 

@@ -318,3 +318,39 @@ def test_the_command_is_where_the_unit_says(service: Host) -> None:
     command = f"/{PREFIX}/bin/edge-runtime"
     assert command in service.show("ExecStart")
     service.run(command, "check-config", "/etc/edge-runtime/config.toml")
+
+
+@pytest.mark.full
+def test_a_password_is_handed_over_by_systemd(service: Host) -> None:
+    mqtt = '[mqtt]\nport = 1\nusername = "gate-07"\npassword_file = "credential:mqtt"\n'
+    service.write("/etc/edge-runtime/config.toml", f"{CONFIG}{mqtt}")
+    service.run("systemctl", "start", "edge-runtime")
+    service.wait_for("cannot read credential:mqtt: systemd handed no credentials over (LoadCredential=)")
+    service.run("systemctl", "stop", "edge-runtime")
+    service.mark()
+    drop_in = service.root / "etc/systemd/system/edge-runtime.service.d/mqtt-credentials.conf"
+    kept = service.root / "etc/edge-runtime.credentials/mqtt"
+    kept.parent.mkdir(mode=0o700)
+    kept.write_text("correct-horse", encoding="ascii")
+    kept.chmod(0o600)  # root's alone: not even the service's user may read it where it lies
+    try:
+        shutil.copyfile(ROOT / "deploy/systemd/mqtt-credentials.conf", drop_in)
+        service.run("systemctl", "daemon-reload")
+        # as on any machine that was booted; this host's mounts were made before its systemd was there
+        service.run("mount", "--make-rshared", "/")
+        verified = service.try_run("systemd-analyze", "verify", "--man=no", "edge-runtime.service")
+        assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+        service.run("systemctl", "start", "edge-runtime")
+        # it is read before the broker is looked for
+        service.wait_for("mqtt: 127.0.0.1:1: unreachable: connection refused")
+        assert "credential" not in service.journal()
+        assert "every user" not in service.journal()
+        mode = service.run("stat", "-c", "%a", "/run/credentials/edge-runtime.service/mqtt")
+        assert int(mode, 8) & 0o007 == 0
+        pid = service.show("MainPID")
+        for told in ("cmdline", "environ"):
+            assert "correct-horse" not in service.run("cat", f"/proc/{pid}/{told}")
+    finally:
+        drop_in.unlink()
+        shutil.rmtree(kept.parent)
+        service.run("systemctl", "daemon-reload")
