@@ -17,6 +17,7 @@ from pathlib import Path
 from edge_runtime.app.budget import BudgetKeeper
 from edge_runtime.app.camera_set import OpenSource, open_source
 from edge_runtime.app.cameras import CameraKeeper
+from edge_runtime.app.command_door import CommandDoor
 from edge_runtime.app.door import DaemonDoor, History
 from edge_runtime.app.governing import Governing, find_profile
 from edge_runtime.app.health import (
@@ -46,6 +47,7 @@ from edge_runtime.clock import SystemClock
 from edge_runtime.config import Config
 from edge_runtime.control.commands import camera, ping, reload, set_budget, variant
 from edge_runtime.control.dispatcher import Dispatcher
+from edge_runtime.control.journal import JOURNAL_NAME, CommandJournal
 from edge_runtime.errors import EdgeError
 from edge_runtime.hardware.memory import available_bytes, use_one_arena
 from edge_runtime.hardware.sampler import Sampler
@@ -163,6 +165,9 @@ class Daemon:
             tell=self._tell.model,
             changed=self._report,
         )
+        self._journal = CommandJournal(
+            config.device.store / JOURNAL_NAME, self._clock, clock_synced, self.identity.boot
+        )
         self._dispatcher = Dispatcher(
             self.identity,
             self._clock,
@@ -174,8 +179,10 @@ class Daemon:
                 "variant": variant(self.keeper),
                 "set-budget": set_budget(self.budget),
             },
+            journal=self._journal,
             observe=self._tell.command,
         )
+        self._commands = CommandDoor(self._dispatcher, config.device.id, self._thread_died)
         self._reread = Reread(
             config, config_file, self.keeper, self.cameras, self.messaging, self._notifier, budget=self.budget.apply
         )
@@ -227,7 +234,12 @@ class Daemon:
             self._loading = False
         if self.stopping:
             return
-        self.messaging.start(config.device.store)
+        self.messaging.start(
+            config.device.store,
+            self._commands.attach,
+            hardware=self._machine.name,
+            sensors=not isinstance(self._machine.sensors, Unavailable),
+        )
         self.cameras.start()
         sampler = self._sampler = self._make_sampler()
         # what is loaded by now stays for good: the collector need not walk it again and again
@@ -238,13 +250,15 @@ class Daemon:
         governing = self._governing = self._make_governing(sampler)
         builder = WindowBuilder(self.identity, self._window_sources(sampler), self._clock)
         self._windows = WindowLoop(builder, self._on_window, config.telemetry.window_s, self._thread_died)
+        # whoever sends an id again shall find it known from the first moment on
+        self._journal.open()
         self._start_web(sampler, token)
         governing.begin()
         governing.start()
         self.pipeline.start()
         self._windows.start()
         self._loader.start()
-        self.messaging.obey(self._dispatcher)
+        self._commands.start()
         self.keeper.tell_start()
         self.cameras.tell_start()
         self._report()
@@ -296,6 +310,7 @@ class Daemon:
             return max(0.05, min(most, end - time.monotonic()))
 
         self._ending.set()
+        self._commands.halt()
         self._notifier.stopping()
         stuck: list[str] = []
 
@@ -323,7 +338,10 @@ class Daemon:
             step(governing.close)
         if (web := self._web) is not None:
             step(lambda: web.stop(left_s(0.5)))
+        # what they answer is to be sent, too
+        step(lambda: self._commands.stop(left_s(0.5)))
         step(lambda: self.messaging.stop(left_s))
+        step(lambda: [] if self._journal.close(left_s(0.3)) else ["the commands' journal"])
         if sampler is not None:
             step(lambda: sampler.stop(left_s(0.3)))
         step(lambda: self._threads.join(left_s(0.3)))
@@ -507,6 +525,7 @@ class Daemon:
                 *self.keeper.alarms(),
                 *self.cameras.alarms(),
                 *self.messaging.alarms(),
+                *self._journal.alarms(),
                 *(() if governing is None else governing.alarms()),
             ],
         )

@@ -14,9 +14,8 @@ from edge_runtime.app.identity import clock_synced
 from edge_runtime.app.results import ResultPublisher
 from edge_runtime.clock import Clock, utc_text
 from edge_runtime.config import Config, MqttConfig
-from edge_runtime.control.dispatcher import Dispatcher
+from edge_runtime.mqtt.events import LinkEvent
 from edge_runtime.mqtt.link import MqttLink
-from edge_runtime.mqtt.session import Incoming
 from edge_runtime.mqtt.settings import BrokerSettings, Presence
 from edge_runtime.records import messages
 from edge_runtime.records.events import Reported, ReportedCamera, ReportedModel, Severity
@@ -25,17 +24,22 @@ from edge_runtime.records.identity import Identity
 from edge_runtime.records.status import MqttNow, SpoolLane, SpoolNow
 from edge_runtime.records.window import WindowReport
 from edge_runtime.telemetry.events import EventWriter
-from edge_runtime.telemetry.spool import EVENT, TELEMETRY, Spool
+from edge_runtime.telemetry.home_assistant import FILE_NAME as HOME_ASSISTANT_FILE
+from edge_runtime.telemetry.home_assistant import HomeAssistant
+from edge_runtime.telemetry.spool import EVENT, TELEMETRY, Gap, Make, Spool, SpoolOptions, SpoolRow, spool_lanes
 from edge_runtime.telemetry.topics import Topics
-from edge_runtime.threads import ThreadGroup
 
 log = logging.getLogger(__name__)
 
+MIB = 1 << 20
+_LIVE_ABOVE = 20
+_LIVE_S = 0.5
+"""A window is sent live, too, where more wait before it than are sent in this time (ADR 17)."""
+_OVER = {"spool_restored": "spool_memory", "spool_reserve_over": "spool_reserve"}
+"""Which alarm of the spool is over with which."""
 FLUSH_S = 0.5
 CLOSE_S = 1.0
 SPOOL_CLOSE_S = 0.5
-SLOW_COMMANDS = 4
-"""Commands over MQTT that take their time, at a time; more wait in line with all others."""
 LOOP_SILENCE_S = {"mqtt-net": 30.0, "mqtt-pump": 15.0}
 """How long a loop may be silent. The handlers' thread runs for as long as a command does, the spool's for as long as
 the disk takes: neither says anything about frames, and both have their own alarms."""
@@ -52,24 +56,36 @@ class Messaging:
         self._broker: _Embedded | None = None
         self._spool: Spool | None = None
         self._events: EventWriter | None = None
+        self._home: HomeAssistant | None = None
+        self._live_above = _LIVE_ABOVE
         self._publish_result: ResultPublisher | None = None
         self._losses: dict[str, int] = {}
-        self._alarm: str | None = None
+        self._alarms: dict[str, str] = {}
         self._state_seq = itertools.count()
-        self._slow = ThreadGroup()
         self.config_digest = config.digest
         """Of the configuration in force."""
         self.link: MqttLink | None = None
 
     # --- life
 
-    def start(self, store: Path) -> None:
-        """Open the spool and begin to connect. Raises MqttError where `[mqtt]` cannot be used as it is."""
+    def start(
+        self,
+        store: Path,
+        attach: Callable[[MqttLink], None] | None = None,
+        *,
+        hardware: str | None = None,
+        sensors: bool = False,
+    ) -> None:
+        """Open the spool and begin to connect. Raises MqttError where `[mqtt]` cannot be used as it is.
+
+        `attach` subscribes whoever takes messages: before the first connect, which brings what the broker kept.
+        `hardware`: the module's name, None where it is not known. `sensors`: whether watts and degrees are read.
+        """
         mqtt = self._config.mqtt
         if mqtt is None:
             return
         settings = self._settings(mqtt)
-        spool = self._spool = Spool(store, self._identity, self._clock, alarm=self._spool_alarm)
+        spool = self._spool = self._make_spool(store)
         # before the spool opens: what it finds wrong then is an event too
         self._events = EventWriter(self._identity, self._clock, clock_synced, spool)
         spool.start()
@@ -81,39 +97,40 @@ class Messaging:
             offline=self._presence(online=False, will=True),
             goodbye=lambda: self._presence(online=False),
         )
-        self.link = MqttLink(settings, presence=presence, lanes=spool.lanes, capacity=mqtt.queue)
+        link = self.link = MqttLink(
+            settings,
+            presence=presence,
+            lanes=spool.lanes,
+            capacity=mqtt.queue,
+            backlog_rate=mqtt.backlog_rate,
+            on_event=self._link_event,
+        )
+        self._live_above = max(_LIVE_ABOVE, int(mqtt.backlog_rate * _LIVE_S))
+        # also where it is off now: what was announced before is taken back
+        self._home = HomeAssistant(
+            mqtt.home_assistant,
+            self._identity,
+            store / HOME_ASSISTANT_FILE,
+            link.set_retained,
+            window_s=self._config.telemetry.window_s,
+            hardware=hardware,
+            sensors=sensors,
+        )
         if mqtt.results:
-            self._publish_result = ResultPublisher(self._identity, self._clock, clock_synced, self.link.publish_now)
-        self.link.start()
-
-    def obey(self, dispatcher: Dispatcher) -> None:
-        """Take commands from the broker, and answer them."""
-        link = self.link
-        if link is None:
-            return
-
-        def answer(name: str, incoming: Incoming) -> None:
-            reply = dispatcher.handle(name, incoming.payload, retained=incoming.retained, door="mqtt")
-            if reply is not None:
-                link.publish(f"{self._topics.root}/reply/{reply.id}", reply.to_json())
-
-        def handle(incoming: Incoming) -> None:
-            name = incoming.topic.rpartition("/")[2]
-            if dispatcher.slow(name) and len(self._slow.alive()) < SLOW_COMMANDS:
-                # acknowledged before it is done: sent again after a crash, it would be obeyed twice
-                self._slow.spawn("mqtt-slow", lambda: answer(name, incoming))
-            else:
-                answer(name, incoming)
-
-        link.subscribe(f"{self._topics.root}/cmd/+", handle)
+            self._publish_result = ResultPublisher(self._identity, self._clock, clock_synced, link.publish_now)
+        if attach is not None:
+            attach(link)
+        link.start()
 
     def stop(self, left_s: Callable[[float], float]) -> None:
         """Send what can be sent, say goodbye, keep the rest. `left_s(most)`: how long a step may take."""
-        self._slow.join(left_s(FLUSH_S))  # what they answer is to be sent, too
         if self._spool is not None:
             self._spool.flush(left_s(FLUSH_S))
-        if self.link is not None and not self.link.close(left_s(CLOSE_S)):
-            log.info("mqtt: not everything could be sent and acknowledged; windows and events are kept in the store")
+        if self.link is not None:
+            if not self.link.close(left_s(CLOSE_S)):
+                log.info("mqtt: not everything could be sent and acknowledged; windows and events stay in the store")
+            elif self._home is not None:
+                self._home.settled()
         if self._spool is not None and not self._spool.close(left_s(SPOOL_CLOSE_S)):
             log.warning("spool: it could not be closed cleanly; the next start will say so")
         if self._broker is not None:
@@ -152,7 +169,9 @@ class Messaging:
                 cameras=list(cameras),
                 config_digest=self.config_digest,
             )
-            self.link.set_retained(f"{self._topics.root}/reported", report.to_json())
+            self.link.set_retained(self._topics.reported, report.to_json())
+        if self._home is not None:
+            self._home.announce(cameras)
 
     @property
     def events(self) -> EventWriter | None:
@@ -180,7 +199,10 @@ class Messaging:
         return BrokerView(status.connected, status.reason)
 
     def alarms(self) -> list[str]:
-        return [] if self._alarm is None else [self._alarm]
+        alarms = list(self._alarms.values())
+        if self.link is not None:
+            alarms += [f"the broker refuses what lane {lane} sends" for lane in self.link.status().held]
+        return alarms
 
     def mqtt_now(self) -> MqttNow | None:
         """The connection, for the status report."""
@@ -198,6 +220,7 @@ class Messaging:
             refused=status.refused,
             published=status.published,
             reconnects=status.reconnects,
+            held=list(status.held),
         )
 
     def spool_now(self) -> SpoolNow | None:
@@ -205,7 +228,12 @@ class Messaging:
             return None
         status = self._spool.status()
         lanes = [
-            SpoolLane(name=name, queued=status.waiting[name], dropped=status.dropped[name])
+            SpoolLane(
+                name=name,
+                queued=status.waiting[name],
+                dropped=status.dropped[name],
+                refused=status.refused[name],
+            )
             for name in (EVENT, TELEMETRY)
         ]
         try:
@@ -213,7 +241,14 @@ class Messaging:
         except OSError:
             size_bytes = None
         where: Literal["disk", "memory"] = "disk" if status.on_disk else "memory"
-        return SpoolNow(where=where, reason=status.reason, size_bytes=size_bytes, lanes=lanes)
+        return SpoolNow(
+            where=where,
+            reason=status.reason,
+            size_bytes=size_bytes,
+            lanes=lanes,
+            gaps_pending=status.gaps_pending,
+            reserve_touched=status.reserve_touched,
+        )
 
     # --- parts
 
@@ -249,12 +284,50 @@ class Messaging:
             t_utc=None if will else utc_text(self._clock.utc()),
         ).to_json()
 
+    def _make_spool(self, store: Path) -> Spool:
+        telemetry = self._config.telemetry
+        return Spool(
+            store,
+            self._identity,
+            self._clock,
+            lanes=spool_lanes(telemetry.spool_mb * MIB, telemetry.spool_days * 86_400),
+            options=SpoolOptions(
+                max_file_bytes=telemetry.spool_mb * MIB, disk_reserve_bytes=telemetry.disk_reserve_mb * MIB
+            ),
+            alarm=self._spool_alarm,
+            on_saved=self._saved,
+            gap_message=self._gap_message,
+            clock_synced=clock_synced,
+        )
+
+    def _saved(self, lane: str, row: SpoolRow) -> None:
+        """On the thread "spool": a row may be sent. One that others wait before is shown at once, too (ADR 17)."""
+        if lane != TELEMETRY or self.link is None or self._spool is None:
+            return
+        if self._spool.lane(TELEMETRY).waiting() > self._live_above and self.link.status().connected:
+            self.link.publish_now(self._topics.live, row.payload)
+
+    def _gap_message(self, gap: Gap) -> tuple[str, Make]:
+        assert self._events is not None
+        return self._events.gap_message(gap)
+
     def _spool_alarm(self, code: str, message: str) -> None:
         """On the thread "spool": the disk changed its mind."""
-        self._alarm = None if code == "spool_restored" else message if code == "spool_memory" else self._alarm
+        over = _OVER.get(code)
+        if over is not None:
+            self._alarms.pop(over, None)
+        elif code != "spool_corrupt":  # that is over when it is told: a fresh file is in its place
+            self._alarms[code] = message
         if self._events is not None:
-            severity: Severity = "info" if code == "spool_restored" else "error"
+            severity: Severity = "error" if over is None else "info"
             self._events.emit("spool", message, severity=severity, code=code)
+
+    def _link_event(self, event: LinkEvent) -> None:
+        """On a thread of the link: something happened to the connection."""
+        log.warning("mqtt: %s", event.message)
+        if self._events is not None:
+            severity: Severity = "info" if event.what in ("opened", "suspended") else "warning"
+            self._events.emit("broker", event.message, severity=severity, what=event.what, **event.data)
 
     def _tell_losses(self) -> None:
         """What did not reach the broker since the window before, and why."""

@@ -178,6 +178,7 @@ def _broker(mqtt: object) -> str:
         return "none configured"
     state = "connected" if mqtt.get("connected") else f"away: {clean(mqtt.get('reason') or 'unknown')}"
     counts = [f"{mqtt[key]} {word}" for key, word in _BROKER_COUNTS if mqtt.get(key)]
+    counts += [f"it refuses what lane {clean(lane)} sends" for lane in mqtt.get("held") or []]
     return ", ".join([f"{state} for {duration_text(mqtt.get('since_s'))}", *counts])
 
 
@@ -194,9 +195,12 @@ def _spool(spool: Mapping[str, Any]) -> str:
     lanes = [
         f"{clean(lane.get('name'))} {lane.get('queued')} waiting"
         + (f", {lane.get('dropped')} lost" if lane.get("dropped") else "")
+        + (f", {lane.get('refused')} refused" if lane.get("refused") else "")
         for lane in spool.get("lanes") or []
     ]
-    return f"in {'memory' if spool.get('where') == 'memory' else 'the store'}{why}: {'; '.join(lanes) or 'empty'}"
+    full = ", the disk is too full for more" if spool.get("reserve_touched") else ""
+    where = "memory" if spool.get("where") == "memory" else "the store"
+    return f"in {where}{why}{full}: {'; '.join(lanes) or 'empty'}"
 
 
 def _map(report: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -114,6 +114,9 @@ class MqttNow(Payload):
     refused: int = Field(ge=0, description="Messages that the broker will not take.")
     published: int = Field(default=0, ge=0)
     reconnects: int = Field(default=0, ge=0)
+    held: list[str] = Field(
+        default_factory=list, description="Lanes that wait because the broker refuses what they send."
+    )
 
 
 class SpoolLane(Payload):
@@ -121,7 +124,8 @@ class SpoolLane(Payload):
 
     name: str
     queued: int = Field(ge=0)
-    dropped: int = Field(ge=0)
+    dropped: int = Field(ge=0, description="Lost for want of room, or too old.")
+    refused: int = Field(default=0, ge=0, description="Can never be delivered; the last 100 are kept aside.")
     last_seq: int | None = Field(default=None, ge=0)
 
 
@@ -132,6 +136,10 @@ class SpoolNow(Payload):
     reason: str | None = None
     size_bytes: int | None = Field(default=None, ge=0)
     lanes: list[SpoolLane]
+    gaps_pending: int = Field(default=0, ge=0, description="Gaps that no event tells yet.")
+    reserve_touched: bool = Field(
+        default=False, description="The disk is so full that new messages replace the oldest."
+    )
 
 
 class PowerNow(Payload):

@@ -228,6 +228,7 @@ def _mqtt(report: StatusReport) -> Iterator[Metric]:
     if (mqtt := report.mqtt) is None:
         return
     yield from _gauge("edge_mqtt_connected", "Whether the broker is there.", float(mqtt.connected))
+    yield from _gauge("edge_mqtt_held_lanes", "Lanes whose messages the broker refuses.", len(mqtt.held))
     yield from _gauge("edge_mqtt_queued", "Messages the broker has not acknowledged.", mqtt.queued)
     for name, meaning, count in (
         ("published", "Messages that the broker acknowledged.", mqtt.published),
@@ -244,9 +245,17 @@ def _spool(report: StatusReport) -> Iterator[Metric]:
         return
     queued = GaugeMetricFamily("edge_spool_queued", "Stored messages that wait.", labels=["lane"])
     dropped = CounterMetricFamily("edge_spool_dropped", "Stored messages that were lost.", labels=["lane"])
+    refused = CounterMetricFamily("edge_spool_refused", "Stored messages that can never be delivered.", labels=["lane"])
     for lane in spool.lanes:
         queued.add_metric((lane.name,), lane.queued)
         dropped.add_metric((lane.name,), lane.dropped)
-    yield from (queued, dropped)
+        refused.add_metric((lane.name,), lane.refused)
+    yield from (queued, dropped, refused)
+    yield from _gauge("edge_spool_gaps_pending", "Losses that no event tells yet.", spool.gaps_pending)
+    yield from _gauge(
+        "edge_spool_reserve_touched",
+        "Whether the disk is so full that new messages replace old.",
+        spool.reserve_touched,
+    )
     yield from _gauge("edge_spool_on_disk", "Whether what is stored outlives the process.", spool.where == "disk")
     yield from _gauge("edge_spool_size_bytes", "Size of what is stored.", spool.size_bytes)
