@@ -6,6 +6,7 @@ resent by the pump, and by nobody else (P2, P4). paho's own loops, threads and r
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import socket
@@ -182,6 +183,8 @@ class Session:
         else:
             client.connect_async(settings.host, settings.port, settings.keepalive_s)
         client.reconnect()
+        if (sock := client.socket()) is not None:
+            _hurry(sock)
         self._t_start_ns = self._t_heard_ns = time.monotonic_ns()
 
     def turn(self, wake: socket.socket) -> None:
@@ -199,6 +202,8 @@ class Session:
             if any(event & ~select.POLLOUT for event in ready.values()):
                 self._t_heard_ns = time.monotonic_ns()
                 client.loop_read()
+                if client.socket() is not None:
+                    _hurry(sock)
                 while isinstance(sock, ssl.SSLSocket) and client.socket() is not None and sock.pending():
                     client.loop_read()
             if client.socket() is not None and client.want_write():
@@ -339,6 +344,17 @@ def topic_matches(topic_filter: str, topic: str) -> bool:
 def _words(reason: ReasonCode) -> str:
     """British, lower case: `not authorised`, `bad user name or password`."""
     return str(reason).lower().replace("authorized", "authorised")
+
+
+def _hurry(sock: socket.socket) -> None:
+    """Send small packets at once, and confirm what arrives at once. Wants calling after every read: tcp(7).
+
+    A broker that sends PUBACKs with Nagle's algorithm, as mosquitto does by default, waits with the second for the
+    kernel's word on the first, which comes 40 ms late: 500 rows a second on the loopback instead of 2,400.
+    """
+    with contextlib.suppress(OSError):  # it has just been closed: whoever reads or writes next says so
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 def _drain(sock: socket.socket) -> None:
