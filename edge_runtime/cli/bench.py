@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_runtime.cli import bench_cameras, bench_governor, bench_surge
+from edge_runtime.cli import bench_cameras, bench_governor, bench_surge, bench_telemetry
 from edge_runtime.cli.numbers import count, positive
 from edge_runtime.errors import EXIT_DONE, CameraError, NotThereError, UsageError
 
@@ -85,6 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     bench_cameras.add_arguments(commands.add_parser("cameras", help="what a camera costs: CPU and memory"))
     bench_surge.add_arguments(commands.add_parser("surge", help="how a latency is held while frames come in a surge"))
+    bench_telemetry.add_arguments(
+        commands.add_parser("telemetry", help="what a failing broker does to the frames, and what reports cost")
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
         return bench_cameras.run(args)
     if args.bench_command == "surge":
         return bench_surge.run(args)
+    if args.bench_command == "telemetry":
+        return bench_telemetry.run(args)
     from edge_runtime.app.models import cores
     from edge_runtime.bench.overhead import measure_overhead
 
