@@ -139,6 +139,7 @@ def names_in_rules() -> set[str]:
     return set(re.findall(r"\bedge_\w+", text))
 
 
+@pytest.mark.full
 def test_prometheus_scrapes_a_daemon_with_the_example(folder: Path, tmp_path: Path) -> None:
     port = free_port()
     config = folder / "prometheus.yml"

@@ -32,6 +32,7 @@ from edge_runtime.telemetry.topics import Topics
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
+_LOSSES_EVERY_NS = 600_000_000_000
 _LIVE_ABOVE = 20
 _LIVE_S = 0.5
 """A window is sent live, too, where more wait before it than are sent in this time (ADR 17)."""
@@ -40,9 +41,14 @@ _OVER = {"spool_restored": "spool_memory", "spool_reserve_over": "spool_reserve"
 FLUSH_S = 0.5
 CLOSE_S = 1.0
 SPOOL_CLOSE_S = 0.5
+SPOOL_SILENCE_S = 30.0
+"""For how long the disk may take before it is an alarm."""
 LOOP_SILENCE_S = {"mqtt-net": 30.0, "mqtt-pump": 15.0}
 """How long a loop may be silent. The handlers' thread runs for as long as a command does, the spool's for as long as
 the disk takes: neither says anything about frames, and both have their own alarms."""
+CONNECTING_S = 600.0
+"""How long "mqtt-net" may be silent while there is no session: a name server that is silent takes a minute, a broker's
+name may have many addresses, each of which takes seconds, and no frame waits for it."""
 
 
 class Messaging:
@@ -60,7 +66,9 @@ class Messaging:
         self._live_above = _LIVE_ABOVE
         self._publish_result: ResultPublisher | None = None
         self._losses: dict[str, int] = {}
+        self._losses_due_ns = 0
         self._alarms: dict[str, str] = {}
+        self._start_told = False
         self._state_seq = itertools.count()
         self.config_digest = config.digest
         """Of the configuration in force."""
@@ -89,8 +97,7 @@ class Messaging:
         # before the spool opens: what it finds wrong then is an event too
         self._events = EventWriter(self._identity, self._clock, clock_synced, spool)
         spool.start()
-        if self._events.emit_start(spool.previous):
-            log.warning("the session before this one did not end cleanly")
+        self._tell_start()
         presence = Presence(
             self._topics.presence,
             online=self._presence(online=True),
@@ -126,13 +133,14 @@ class Messaging:
         """Send what can be sent, say goodbye, keep the rest. `left_s(most)`: how long a step may take."""
         if self._spool is not None:
             self._spool.flush(left_s(FLUSH_S))
-        if self.link is not None:
-            if not self.link.close(left_s(CLOSE_S)):
-                log.info("mqtt: not everything could be sent and acknowledged; windows and events stay in the store")
-            elif self._home is not None:
-                self._home.settled()
-        if self._spool is not None and not self._spool.close(left_s(SPOOL_CLOSE_S)):
+        settled = self.link is not None and self.link.close(left_s(CLOSE_S))
+        if self.link is not None and not settled:
+            log.info("mqtt: not everything could be sent and acknowledged; windows and events stay in the store")
+        closed = self._spool is not None and self._spool.close(left_s(SPOOL_CLOSE_S))
+        if self._spool is not None and not closed:
             log.warning("spool: it could not be closed cleanly; the next start will say so")
+        if settled and closed and self._home is not None:  # a disk that hangs would hold up this thread
+            self._home.settled()
         if self._broker is not None:
             self._broker.stop(left_s(CLOSE_S))
 
@@ -148,6 +156,7 @@ class Messaging:
 
         if self._spool is not None:
             self._spool.append(TELEMETRY, self._topics.window, make)
+        self._tell_start()
         self._tell_losses()
 
     def result(self, result: FrameResult) -> None:
@@ -182,8 +191,11 @@ class Messaging:
 
     def loops(self) -> dict[str, LoopView]:
         """The loops to supervise."""
-        ticks = {} if self.link is None else self.link.ticks()
-        return {name: LoopView(ticks[name][1], limit_s) for name, limit_s in LOOP_SILENCE_S.items() if name in ticks}
+        if self.link is None:
+            return {}
+        limits = LOOP_SILENCE_S if self.link.status().connected else LOOP_SILENCE_S | {"mqtt-net": CONNECTING_S}
+        ticks = self.link.ticks()
+        return {name: LoopView(ticks[name][1], limit_s) for name, limit_s in limits.items() if name in ticks}
 
     def dead(self) -> list[str]:
         """Threads that ended by themselves."""
@@ -200,6 +212,10 @@ class Messaging:
 
     def alarms(self) -> list[str]:
         alarms = list(self._alarms.values())
+        if self._spool is not None:
+            ticks = self._spool.ticks().values()
+            if any(time.monotonic_ns() - tick_ns > SPOOL_SILENCE_S * 1e9 for _, tick_ns in ticks):
+                alarms.append("the store's disk hangs: what waits is not written, nor what was stored sent")
         if self.link is not None:
             alarms += [f"the broker refuses what lane {lane} sends" for lane in self.link.status().held]
         return alarms
@@ -324,18 +340,26 @@ class Messaging:
 
     def _link_event(self, event: LinkEvent) -> None:
         """On a thread of the link: something happened to the connection."""
-        log.warning("mqtt: %s", event.message)
         if self._events is not None:
             severity: Severity = "info" if event.what in ("opened", "suspended") else "warning"
             self._events.emit("broker", event.message, severity=severity, what=event.what, **event.data)
 
-    def _tell_losses(self) -> None:
-        """What did not reach the broker since the window before, and why."""
-        if self.link is None:
+    def _tell_start(self) -> None:
+        """How the session before ended, once the spool knows: a disk that is in trouble at first lets it know later."""
+        if self._start_told or self._spool is None or self._events is None or self._spool.previous is None:
             return
-        status = self.link.status()
+        self._start_told = True
+        if self._events.emit_start(self._spool.previous):
+            log.warning("the session before this one did not end cleanly")
+
+    def _tell_losses(self) -> None:
+        """What did not reach the broker since this was told last, and why. What the spool loses it tells itself."""
+        now_ns = self._clock.monotonic_ns()
+        if self.link is None or self._spool is None or now_ns < self._losses_due_ns:
+            return
+        status, spool = self.link.status(), self._spool.status()
         losses = {
-            "messages dropped from a full queue": status.dropped,
+            "answers dropped from a full queue": status.dropped - sum(spool.dropped.values()),
             "messages refused by the broker": status.refused,
             "results not sent": status.results_dropped,
         }
@@ -343,6 +367,8 @@ class Messaging:
         if any(new.values()):
             word = "connected" if status.connected else status.reason
             log.warning("mqtt (%s): %s", word, ", ".join(f"{count} {what}" for what, count in new.items() if count))
+            # a broker may be away for weeks, and a line a window says no more
+            self._losses_due_ns = now_ns + _LOSSES_EVERY_NS
         self._losses = losses
 
 

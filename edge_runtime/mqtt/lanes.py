@@ -210,7 +210,8 @@ class Lanes:
                 return
             if feed.again:
                 feed.again.pop(0)
-            feed.cursor = max(feed.cursor, row.token)
+            else:
+                feed.cursor = row.token
             if len(self._window.flights) > sent_before:  # and not expired or too large
                 held.probe = row.token
 

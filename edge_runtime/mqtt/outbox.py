@@ -50,7 +50,10 @@ class Lane(Protocol):
         ...
 
     def read(self, after: int, limit: int) -> Sequence[Row]:
-        """The oldest at most `limit` rows whose token is greater than `after`. Removes nothing."""
+        """The oldest at most `limit` rows whose token is greater than `after`. Removes nothing.
+
+        A lane that comes to know of older ones begins anew with those, once; without what is under way.
+        """
         ...
 
     def done(self, tokens: Sequence[int]) -> None:

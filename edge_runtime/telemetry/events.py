@@ -81,7 +81,7 @@ class EventWriter:
         """Emit `unclean-start` if the start before did not end cleanly; returns whether that was so.
 
         `downtime_s` counts from that session's last commit, so it is too long by at most the time between two
-        messages; null where a clock that was set meanwhile makes it negative, or is not synchronised.
+        messages; null where a clock that was set meanwhile makes it negative, or was not synchronised then or is not.
         """
         if previous is None or previous.clean:
             return False
@@ -100,7 +100,7 @@ class EventWriter:
         return True
 
     def _downtime_s(self, previous: PreviousSession) -> float | None:
-        if not self._clock_synced():
+        if not (previous.synced and self._clock_synced()):
             return None
         try:
             last = datetime.fromisoformat(previous.last_utc.replace("Z", "+00:00"))

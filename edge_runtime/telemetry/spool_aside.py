@@ -20,8 +20,9 @@ def set_aside(path: Path) -> Path:
     )
     number = numbers[-1] + 1 if numbers else 1
     aside = path.with_name(f"{path.name}.corrupt-{number}")
-    # The WAL first: if we end in between, a main file without it is what a fresh start can live with.
-    for suffix in ("-wal", "-shm", ""):
+    # The WAL last: if we end in between, sqlite deletes one without a main file. A main file without its WAL may
+    # be sound, and older: its numbers would be used again.
+    for suffix in ("", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
     for old in numbers[: max(0, len(numbers) + 1 - _KEPT_CORRUPT)]:

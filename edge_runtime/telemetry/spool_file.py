@@ -76,7 +76,7 @@ class SpoolFile:
         try:
             with _ours():
                 self._set_up()
-                self.fresh = prepare(self._db)
+                prepare(self._db)
                 with self._transaction():
                     self._numbers = lane_numbers(self._db, [lane.name for lane in lanes])
                 self._room = Room(self._db, {self._numbers[lane.name]: lane for lane in lanes})
@@ -85,6 +85,8 @@ class SpoolFile:
                 self.rows = {name: self._count("rows", name) for name in self._numbers}
                 self.last = self._last()
                 self.previous = self._previous()
+                self.fresh = self.previous is None
+                """No session has begun in it: it says nothing of the numbers that were used."""
         except BaseException:
             self._db.close()
             raise
@@ -125,7 +127,7 @@ class SpoolFile:
         if row is None:
             return None
         last = {name: count - 1 for name, count in self.next_seq.items() if count > 0}
-        return PreviousSession(row[0], row[1], bool(row[2]), last, row[3], self.last.t_utc)
+        return PreviousSession(row[0], row[1], bool(row[2]), last, row[3], self.last.t_utc, self.last.synced)
 
     def gaps(self) -> GapBook:
         """The gaps that no consumer knows of yet. Raises SpoolFileError."""

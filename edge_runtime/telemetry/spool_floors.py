@@ -66,6 +66,7 @@ class Reserve:
         self._file = FloorFile(path)
         self._reserved: dict[str, int] = {}
         self._settled: dict[str, int] = {}
+        self._failing = False
         self.in_memory = False
 
     @property
@@ -86,9 +87,13 @@ class Reserve:
         if not force and all(seq < self._reserved.get(name, 0) for name, seq in used.items()):
             return
         # all at once, since the file is written as a whole; a lane that needs none keeps its own
-        self._reserved = {name: max(self._reserved.get(name, 0), seq + _RESERVE) for name, seq in used.items()}
+        reserved = {name: max(self._reserved.get(name, 0), seq + _RESERVE) for name, seq in used.items()}
         self._settled.update(settled())
         try:
-            self._file.write(Floors(self._reserved, self.in_memory, self._settled))
+            self._file.write(Floors(reserved, self.in_memory, self._settled))
         except OSError as error:
-            log.warning("spool: no numbers could be reserved: %s", error)
+            if not self._failing:
+                log.warning("spool: no numbers could be reserved, which is tried again: %s", error)
+            self._failing = True
+            return
+        self._reserved, self._failing = reserved, False

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -224,19 +224,18 @@ class Keeper:
             gone = {name: lane.gone() if first else Gone([], []) for name, lane in self._lanes.items()}
             gaps = self._gaps.copy()
             self._note_gone(gaps, gone)
-            taken = {name: _batch(lane.unsaved, self._bounds.batch_rows) for name, lane in self._lanes.items()}
+            # some were delivered before they were ever saved
+            rest = {name: _but(lane.unsaved, gone[name].seqs) for name, lane in self._lanes.items()}
+            taken = {name: _batch(rest[name], self._bounds.batch_rows) for name in rest}
             changes = {}
             for name, lane in self._lanes.items():
-                whole = len(taken[name]) == len(lane.unsaved)
+                whole = len(taken[name]) == len(rest[name])
                 next_seq = lane.next_seq if whole else taken[name][-1].seq + 1
-                # some were delivered before they were ever saved
-                added = [row for row in taken[name] if row.seq not in gone[name].seqs]
-                changes[name] = LaneChanges(next_seq, added, gone[name].done, gone[name].refused)
+                changes[name] = LaneChanges(next_seq, taken[name], gone[name].done, gone[name].refused)
             written = file.write(changes, gaps, self._timeline.now(), grow=grow)
             self._gaps = written.gaps
             for name, lane in self._lanes.items():
-                for _ in taken[name]:
-                    lane.unsaved.popleft()
+                lane.unsaved = deque(rest[name][len(taken[name]) :])
                 file.rows[name] = written.rows[name]
                 evicted = [seq for each in written.evicted[name] for seq in each.seqs]
                 for each in written.evicted[name]:
@@ -362,7 +361,11 @@ class Keeper:
                         log.exception("spool: what is done with saved rows failed")
 
 
-def _batch(unsaved: deque[SpoolRow], most: int) -> list[SpoolRow]:
+def _but(rows: Iterable[SpoolRow], gone: set[int]) -> list[SpoolRow]:
+    return [row for row in rows if row.seq not in gone]
+
+
+def _batch(unsaved: Sequence[SpoolRow], most: int) -> list[SpoolRow]:
     """The oldest rows, at most that many and about 1 MiB, but always one."""
     rows: list[SpoolRow] = []
     size = 0

@@ -47,7 +47,8 @@ class SpoolLane:
 
     The pump reads from rows that are kept ready ahead of its cursor. Where it asks for others (after a
     reconnect, or at the end of them) `read` gives nothing, the thread "spool" is asked to fetch them, and
-    `wake` is called when they are there. So the pump never waits for the disk.
+    `wake` is called when they are there. So the pump never waits for the disk. Once a file is there that could not
+    be read before, `read` begins with its oldest rows, wherever the cursor is.
 
     Rows that the pump was given and that are not deleted on disk yet are *out*: those would be sent again after a
     kill. `may_be_out` bounds them; where `read` stops for that, a commit is asked for that deletes what is done.
@@ -72,6 +73,8 @@ class SpoolLane:
         self._to = -1
         self._wanted = False
         self._handed: dict[int, Row] = {}  # read by the pump, and nothing heard of since
+        self._back = False  # the pump is to begin with the oldest, whatever it asks for
+        self._under_way: frozenset[int] = frozenset()  # and of these it has got each in this session
         self._gone: dict[int, str | None] = {}  # done (None) or refused (why), still in the file
         self._gone_since_ns = 0
         self._starved = False
@@ -125,6 +128,10 @@ class SpoolLane:
         rows: list[Row] = []
         with self._lock:
             self._note_reading(after, now_ns)
+            if after < 0:
+                self._back, self._under_way = False, frozenset()
+            elif self._back:
+                after, self._under_way = -1, frozenset(self._handed)
             if not self._from <= after <= self._to:
                 self._ahead.clear()
                 self._to = after
@@ -136,7 +143,7 @@ class SpoolLane:
             for row in self._ahead:
                 if len(rows) >= limit:
                     break
-                if row.token in self._gone:
+                if row.token in self._gone or row.token in self._under_way:
                     continue
                 if row.token not in self._handed:
                     if most is not None and out >= most:
@@ -146,6 +153,7 @@ class SpoolLane:
                     self._handed[row.token] = row
                 rows.append(row)
             self._wanted = len(self._ahead) < _AHEAD_LOW and self._to < self._newest
+            self._back = self._back and not rows and self._to < self._newest
             # not for each row that is done, or a backlog would cost a commit a row
             self._starved = cut and len(self._gone) * 2 >= out
             ask = self._wanted or self._starved
@@ -186,6 +194,8 @@ class SpoolLane:
             self._newest = self.next_seq - 1
             self._ahead.clear()
             self._from = self._to = -1
+            # a file that comes late may hold what is older than anything sent so far
+            self._back = self._read_ns is not None
         self._wake()
 
     def pending(self) -> int:

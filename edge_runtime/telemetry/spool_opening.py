@@ -97,8 +97,9 @@ class Opening:
             floor = floors.reserved.get(name, 0) if floors is not None and (forgot or in_memory) else 0
             self._number(name, max(file.next_seq[name], floor))
             lane.next_seq = max(lane.next_seq, file.next_seq[name])
-        # until the file says where numbers go on, only the reserve does
-        self._reserve.in_memory = self._reserve.in_memory or in_memory
+        # until the file says where numbers go on, and holds what is in memory, only the reserve does
+        unsaved = any(lane.unsaved for lane in self._lanes.values())
+        self._reserve.in_memory = self._reserve.in_memory or in_memory or unsaved
         self._keep_reserve()
         if not self._begun:
             self._take_over(file, floors, gaps, reasons.MEMORY if in_memory and not file.fresh else why_lost)
@@ -106,7 +107,11 @@ class Opening:
         self._timed = True
         for lane in self._lanes.values():
             lane.unsaved = deque(SpoolRow(row.seq, row.topic, row.payload, row.t_s + later_s) for row in lane.unsaved)
-        next_seq = {name: lane.next_seq for name, lane in self._lanes.items()}
+        next_seq = {
+            # for a kill before they are written: what is in memory is not in the file
+            name: max(file.next_seq[name], lane.unsaved[0].seq) if lane.unsaved else lane.next_seq
+            for name, lane in self._lanes.items()
+        }
         file.begin(self._identity.session, self._identity.boot, next_seq, gaps, self._timeline.now())
         gaps.changed = False
         shrunk = file.shrink(next_seq, gaps, self._timeline.now())
@@ -114,7 +119,7 @@ class Opening:
             gaps = shrunk.gaps
             file.rows.update(shrunk.rows)
         self._begun = True
-        if self._reserve.in_memory:
+        if self._reserve.in_memory and not unsaved:
             self._reserve.in_memory = False
             self._keep_reserve()
         for name, lane in self._lanes.items():

@@ -43,7 +43,7 @@ class SpoolRow:
 @dataclass(frozen=True, slots=True)
 class PreviousSession:
     """The start before this one. `clean`: it closed the spool. `last_seq`: the last number per lane, without the
-    lanes that never had one. `last_utc`: its last commit, by its own wall clock."""
+    lanes that never had one. `last_utc`: its last commit, by its own wall clock; `synced`: that was synchronised."""
 
     session: str
     boot: str
@@ -51,6 +51,7 @@ class PreviousSession:
     last_seq: Mapping[str, int]
     t_open_utc: str
     last_utc: str
+    synced: bool = True
 
 
 @dataclass(slots=True)

@@ -51,9 +51,9 @@ class UnknownVersion(ValueError):
     """The file was made by a program that this one does not know."""
 
 
-def prepare(db: sqlite3.Connection) -> bool:
-    """Bring the file to this schema; true if it was empty. sqlite's errors are passed on, and a kill in the middle
-    does no harm. Raises UnknownVersion."""
+def prepare(db: sqlite3.Connection) -> None:
+    """Bring the file to this schema. sqlite's errors are passed on, and a kill in the middle does no harm. Raises
+    UnknownVersion."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version not in (0, _OLD_VERSION, VERSION):
         raise UnknownVersion(f"it is of version {version}, which this program does not know")
@@ -71,7 +71,6 @@ def prepare(db: sqlite3.Connection) -> bool:
         db.execute("COMMIT")
     if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'old_message'").fetchone():
         _move_rows(db)
-    return bool(version == 0)
 
 
 def lane_numbers(db: sqlite3.Connection, names: list[str]) -> Mapping[str, int]:

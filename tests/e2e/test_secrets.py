@@ -82,7 +82,7 @@ def _plain(value: object) -> bytes:
 @pytest.mark.parametrize(
     "troubles",
     [
-        pytest.param([NOT_AUTHORISED, NO_KEY], id="some"),
+        pytest.param([NOT_AUTHORISED, NO_KEY], id="some", marks=pytest.mark.full),
         pytest.param(
             [NOT_AUTHORISED, NO_KEY, TWO_LINES, BINARY, NO_PASSWORD, UNKNOWN_CA], id="all", marks=pytest.mark.full
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -158,7 +159,7 @@ class GatedBackoff(Backoff):
         return 0.01
 
 
-@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+@pytest.mark.parametrize("protocol", ["5", pytest.param("3.1.1", marks=pytest.mark.full)])
 def test_p4_2000_messages_over_a_killed_broker(tmp_path: Path, make_link: MakeLink, protocol: ProtocolChoice) -> None:
     """None lost, in order, duplicates within the window.
 
@@ -208,6 +209,24 @@ def test_p1_broker_absent_at_start(tmp_path: Path, make_link: MakeLink) -> None:
         wait_until(lambda: link.status().published == 1)
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (socket.EAI_AGAIN, "no name server answers for 127.0.0.1: is the network up?"),
+        (socket.EAI_NONAME, "the name 127.0.0.1 is not known"),
+    ],
+    ids=["no-name-server", "no-such-name"],
+)
+def test_a_network_that_is_away_is_no_wrong_name(
+    make_link: MakeLink, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    def look_up(*_: object, **_more: object) -> None:
+        raise socket.gaierror(number, "said by the system")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    wait_until(reason_has(make_link(free_port()), words))
+
+
 def test_p2_close_with_an_absent_broker(make_link: MakeLink) -> None:
     link = make_link(free_port())
     link.publish("lane", b"never")
@@ -234,7 +253,7 @@ def test_p10_p11_close_with_frozen_broker(broker: Mosquitto, make_link: MakeLink
     assert status.dropped >= 4500 - WINDOW
     t_close = time.monotonic()
     assert not link.close()
-    assert time.monotonic() - t_close <= 2.05
+    assert time.monotonic() - t_close <= 2.5
     assert not any(thread.name.startswith("mqtt-") for thread in threading.enumerate())
 
 

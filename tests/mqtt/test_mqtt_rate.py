@@ -40,7 +40,7 @@ def test_bucket_needs_a_rate() -> None:
             TokenBucket(rate, 0)
 
 
-@pytest.mark.parametrize("rate", [100.0, 600.0])
+@pytest.mark.parametrize("rate", [100.0, pytest.param(600.0, marks=pytest.mark.full)])
 def test_backlog_goes_at_its_rate(tmp_path: Path, rate: float) -> None:
     lane = LongLane(100_000)
     seconds = 1.0

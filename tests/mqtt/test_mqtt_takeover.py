@@ -37,7 +37,7 @@ class RecordingBackoff(Backoff):
         self.asked.append("reset")
 
 
-@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+@pytest.mark.parametrize("protocol", ["5", pytest.param("3.1.1", marks=pytest.mark.full)])
 def test_o7_two_devices_with_one_id_are_an_event_on_both(tmp_path: Path, protocol: ProtocolChoice) -> None:
     timing = Timing(retry_first_s=0.02, retry_cap_s=0.5, connack_s=1.0)
     events: list[list[LinkEvent]] = [[], []]

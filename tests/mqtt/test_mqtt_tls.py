@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 import socket
@@ -13,8 +14,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -283,6 +285,25 @@ def test_tls_to_a_port_that_speaks_first(paper: Paper, make_link: MakeLink) -> N
 @pytest.mark.parametrize("protocol", ["auto", "5", "3.1.1"])
 def test_no_tls_to_a_port_with(broker: Mosquitto, make_link: MakeLink, protocol: ProtocolChoice) -> None:
     never_connected(make_link(broker.port, protocol=protocol), f"is port {broker.port} one for TLS? (mqtt.ca_file")
+
+
+def test_what_keeps_a_broker_away_is_logged_once(
+    broker: Mosquitto, paper: Paper, make_link: MakeLink, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not once per try: it may be away for weeks."""
+    shown = paper.brokers.issue("old", "DNS:localhost", starts=timedelta(days=-9), ends=timedelta(days=-1))
+    with Mosquitto(tmp_path, tls_lines(paper, shown)) as late, caplog.at_level(logging.INFO):
+        links = [make_link(broker.port), make_link(late.port, ca_file=paper.brokers.ca_file)]
+        with pytest.MonkeyPatch.context() as patched:
+            minutes = itertools.count()
+            clock = SimpleNamespace(now=lambda _zone: datetime(2026, 11, 30, 8, next(minutes)))
+            patched.setattr("edge_runtime.mqtt.reasons.datetime", clock)
+            for link in links:
+                wait_until(lambda link=link: link._connection._generation > 8, 10.0, "several tries")  # type: ignore[misc]
+        said = [record.getMessage() for record in caplog.records]
+    # of the first also, that 3.1.1 is tried
+    for link, lines in zip(links, (2, 1), strict=True):
+        assert sum(f"{link._where}: refused" in each for each in said) == lines, said
 
 
 def test_a_port_that_says_nothing_is_left_in_time(paper: Paper, make_link: MakeLink) -> None:

@@ -79,12 +79,19 @@ def test_an_unclean_start_says_the_last_numbers_and_the_downtime(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("synced", "last_utc"),
-    [(False, "2026-03-01T11:59:30.000Z"), (True, "2026-03-01T12:00:01.000Z"), (True, "yesterday")],
+    ("synced", "last_utc", "last_synced"),
+    [
+        (False, "2026-03-01T11:59:30.000Z", True),
+        (True, "2026-03-01T12:00:01.000Z", True),
+        (True, "yesterday", True),
+        (True, "1970-01-01T00:05:00.000Z", False),  # synchronised since
+    ],
 )
-def test_a_downtime_that_cannot_be_known_is_null(tmp_path: Path, synced: bool, last_utc: str) -> None:
+def test_a_downtime_that_cannot_be_known_is_null(
+    tmp_path: Path, synced: bool, last_utc: str, last_synced: bool
+) -> None:
     with Opened(tmp_path) as opened:
-        previous = PreviousSession("s0", "b1", False, {}, last_utc, last_utc)
+        previous = PreviousSession("s0", "b1", False, {}, last_utc, last_utc, last_synced)
         assert writer(opened, synced=synced)[0].emit_start(previous)
         opened.flush()
         (row,) = opened.read_all("event")

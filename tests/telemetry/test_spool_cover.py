@@ -208,7 +208,7 @@ class CoverMachine(RuleBasedStateMachine):
 
 TestCover = CoverMachine.TestCase
 TestCover.settings = settings(
-    max_examples=6,
+    max_examples=4,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

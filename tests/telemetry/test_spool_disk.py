@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +18,7 @@ from edge_runtime.telemetry.spool_file import SpoolFile, SpoolFileError
 from edge_runtime.telemetry.spool_floors import FloorFile, Floors
 from edge_runtime.telemetry.spool_keeper import Telling
 from tests.awaiting import wait_until
-from tests.telemetry.spools import SLOW, Opened
+from tests.telemetry.spools import SLOW, Opened, turn_of
 
 RETRYING = SpoolOptions(commit_s=0.01, retry_s=0.05, rows_out=1_000_000)
 FILE = "spool.sqlite"
@@ -250,6 +251,51 @@ def test_a_store_that_comes_later(tmp_path: Path) -> None:
         assert opened.words() == ["a", "b"]
 
 
+def test_what_was_delivered_from_memory_is_not_sent_again_when_the_disk_is_back(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Opened(store, options=replace(SLOW, commit_rows=10)) as opened:
+        opened.put(*(str(number) for number in range(100)))
+        opened.spool.flush(10)
+        opened.spool.lane("telemetry").done(opened.seqs()[:50])
+        store.mkdir()
+        opened.flush()
+        assert opened.seqs() == list(range(50, 100))
+        assert opened.spool.lane("telemetry").waiting() == 50
+
+
+def test_a_backlog_that_can_be_read_only_later_is_sent_though_newer_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full at the start: what is in memory goes first, and the pump is beyond what is in the file."""
+
+    def full(*_: object) -> NoReturn:
+        raise SpoolFileError("database or disk is full", corrupt=False)
+
+    filled(tmp_path, 3)
+    with Opened(tmp_path, "s2") as opened:
+        assert opened.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(SpoolFile, "begin", full)
+        opened = Opened(tmp_path, "s3")
+        opened.put("a", "b")
+        opened.spool.flush(10)
+    with opened:
+        rows = opened.read_all()
+        assert [row.token for row in rows] == [3, 4]
+        opened.spool.lane("telemetry").done([3])
+        opened.flush()
+        lane = opened.spool.lane("telemetry")
+        lane.read(4, 1)
+        turn_of(opened.spool)
+        # 4 is under way
+        assert [row.token for row in (*lane.read(4, 1), *lane.read(0, 9), *opened.read_all(after=2))] == [0, 1, 2]
+        opened.put("c")
+        opened.flush()
+        assert [row.token for row in opened.read_all(after=2)] == [5]
+        # but not in the next session any more
+        assert opened.seqs() == [0, 1, 2, 4, 5]
+
+
 def test_a_backlog_on_disk_can_be_sent_while_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +371,24 @@ def test_floors_that_cannot_be_read_are_none(tmp_path: Path, text: bytes) -> Non
     assert FloorFile(path).read() == floors
     FloorFile(path).write(Floors({"event": 8}, False))
     assert FloorFile(path).read() == Floors({"event": 8}, False)
+
+
+def test_numbers_that_could_not_be_reserved_are_reserved_with_the_next_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> NoReturn:
+        raise OSError(5, "Input/output error")
+
+    with Opened(tmp_path) as opened:
+        with monkeypatch.context() as patched:
+            patched.setattr(FloorFile, "write", failing)
+            opened.put(*(str(number) for number in range(1500)))
+            opened.flush()
+        opened.put("a")
+        opened.flush()
+        floors = FloorFile(tmp_path / "spool.seq").read()
+        assert floors is not None
+        assert floors.reserved["telemetry"] > 1500
 
 
 def test_both_files_lost_still_starts(tmp_path: Path) -> None:

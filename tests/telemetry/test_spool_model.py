@@ -149,7 +149,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
 TestSpool = SpoolMachine.TestCase
 TestSpool.settings = settings(
-    max_examples=20,
+    max_examples=10,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -70,6 +70,7 @@ def check(store: Path, rows: int, session: str = "s1") -> None:
         previous = opened.spool.previous
         assert previous is not None
         assert (previous.session, previous.clean, previous.last_utc) == ("s0", True, "2026-03-01T11:00:00.000Z")
+        assert not previous.synced  # nobody noted that
         opened.put("new")
         opened.put("new", lane="event")
         opened.flush()
