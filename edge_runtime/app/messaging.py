@@ -14,6 +14,7 @@ from edge_runtime.app.identity import clock_synced
 from edge_runtime.app.results import ResultPublisher
 from edge_runtime.clock import Clock, utc_text
 from edge_runtime.config import Config, MqttConfig
+from edge_runtime.config_values import is_loopback
 from edge_runtime.mqtt.events import LinkEvent
 from edge_runtime.mqtt.link import MqttLink
 from edge_runtime.mqtt.settings import BrokerSettings, Presence
@@ -274,7 +275,7 @@ class Messaging:
             self._broker = _Embedded(port)
             host, port, protocol = self._broker.host, self._broker.port, self._broker.protocol
             log.info("embedded broker on %s:%d", host, port)
-        return BrokerSettings(
+        settings = BrokerSettings(
             host=host,
             port=port,
             client_id=f"edge-runtime-{self._identity.device}",
@@ -287,6 +288,9 @@ class Messaging:
             keepalive_s=mqtt.keepalive_s,
             use_tls=mqtt.tls,
         )
+        if settings.password_file is not None and not settings.tls and not is_loopback(host):
+            log.warning("mqtt: the password crosses the network to %s as it is: set mqtt.tls or mqtt.ca_file", host)
+        return settings
 
     def _presence(self, *, online: bool, will: bool = False) -> bytes:
         return messages.Presence(

@@ -68,7 +68,7 @@ class Teller:
         """A command was obeyed or not."""
         error = reply.error
         if error is None:
-            log.info("command %s (%s): obeyed", name, door)
+            log.info("command %s (%s, id %s): obeyed", name, door, reply.id)
         if (events := self._messaging.events) is not None and name != "ping":
             text = f"command {name}: " + ("obeyed" if error is None else f"refused: {error.message}")
             events.emit(

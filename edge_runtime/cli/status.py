@@ -86,6 +86,8 @@ def describe(report: Mapping[str, Any]) -> str:
     ]
     if (spool := report.get("spool")) is not None:
         lines.append(f"spool    {_spool(spool)}")
+    if report.get("mqtt") is not None and report.get("clock_synced") is False:
+        lines.append("clock    not synchronised: commands over MQTT are refused")
     cameras = [
         (
             clean(each.get("name")),
@@ -176,10 +178,15 @@ def _governor(report: Mapping[str, Any]) -> str:
 def _broker(mqtt: object) -> str:
     if not isinstance(mqtt, Mapping):
         return "none configured"
-    state = "connected" if mqtt.get("connected") else f"away: {clean(mqtt.get('reason') or 'unknown')}"
+    connected = mqtt.get("connected")
+    state = f"{'connected' if connected else 'away'} for {duration_text(mqtt.get('since_s'))}"
+    if connected and mqtt.get("protocol"):
+        state += f" with MQTT {clean(mqtt['protocol'])}"
     counts = [f"{mqtt[key]} {word}" for key, word in _BROKER_COUNTS if mqtt.get(key)]
     counts += [f"it refuses what lane {clean(lane)} sends" for lane in mqtt.get("held") or []]
-    return ", ".join([f"{state} for {duration_text(mqtt.get('since_s'))}", *counts])
+    # last, since it may be long
+    why = "" if connected else f": {clean(mqtt.get('reason') or 'unknown')}"
+    return ", ".join([state, *counts]) + why
 
 
 _BROKER_COUNTS = (

@@ -7,6 +7,7 @@ paho's `loop_start` and its reconnect are not used: its thread dies of a callbac
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 import time
@@ -93,7 +94,7 @@ class BrokerConnection:
         self._asleep_s = asleep_s
         self._was_asleep_s = 0.0
         self._slept_s: float | None = None  # the session ended because of it
-        self._warned_of = ""
+        self._warned_of = self._tried_for = ""
         self.thread = threading.Thread(target=self._run, name="mqtt-net", daemon=True)
         self.tick_ns = time.monotonic_ns()
 
@@ -259,7 +260,9 @@ class BrokerConnection:
         if self._stopping.is_set():
             return 0.0
         if self._other_version(session):
-            log.info("mqtt: %s: %s; trying MQTT %s", self._settings.where, reason, self._version)
+            if reason != self._tried_for:
+                log.info("mqtt: %s: %s; trying MQTT %s", self._settings.where, reason, self._version)
+            self._tried_for = reason
             return 0.0
         if self._slept_s is not None:
             self._set_status(suspends=self._status.suspends + 1)
@@ -281,9 +284,10 @@ class BrokerConnection:
 
     def _warn(self, reason: str) -> None:
         """Once per reason, not once per try: a broker may be away for weeks."""
-        if reason != self._warned_of:
+        words = re.sub(r"\d", "", reason)  # some tell the time of day
+        if words != self._warned_of:
             log.warning("mqtt: %s: %s", self._settings.where, reason)
-        self._warned_of = reason
+        self._warned_of = words
 
     def _other_version(self, session: Session) -> bool:
         """Chooses the next session's version; true if it is worth trying at once.
@@ -323,7 +327,7 @@ class BrokerConnection:
         return True
 
     def _on_up(self, session: Session, info: SessionInfo) -> None:
-        self._warned_of = ""
+        self._warned_of = self._tried_for = ""
         if session.version == "5":
             self._speaks_5 = True
         with self._lock:

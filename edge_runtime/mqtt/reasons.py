@@ -38,6 +38,8 @@ def describe(error: Exception, settings: BrokerSettings) -> str:
         return f"refused: {_of_certificate(error, settings)}"
     if isinstance(error, ssl.SSLError):
         return f"refused: {_of_tls(error, settings)}"
+    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+        return f"unreachable: no name server answers for {settings.host}: is the network up? ({error.strerror})"
     if isinstance(error, socket.gaierror):
         return f"unreachable: the name {settings.host} is not known ({error.strerror})"
     if isinstance(error, TimeoutError):

@@ -346,12 +346,13 @@ def _words(reason: ReasonCode) -> str:
     return str(reason).lower().replace("authorized", "authorised")
 
 
-def _hurry(sock: socket.socket) -> None:
+def _hurry(sock: object) -> None:
     """Send small packets at once, and confirm what arrives at once. Wants calling after every read: tcp(7).
 
     A broker that sends PUBACKs with Nagle's algorithm, as mosquitto does by default, waits with the second for the
     kernel's word on the first, which comes 40 ms late: 500 rows a second on the loopback instead of 2,400.
     """
+    assert isinstance(sock, socket.socket)  # paho's type has less: it may be one of a websocket, too
     with contextlib.suppress(OSError):  # it has just been closed: whoever reads or writes next says so
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)

@@ -64,7 +64,7 @@ def test_the_table(server: WebServer, control: Path, door: FakeDoor, capsys: pyt
     text = capsys.readouterr().out
     for expected in ("gate-07", "degraded", "- camera yard is down", "12.50 W (simulated)", "1.22 fps/W", "Tj 61.5 C"):
         assert expected in text
-    assert "away: refused for 5 s, 3 queued, 1 lost from a full queue, 4 results lost" in text
+    assert "away for 5 s, 3 queued, 1 lost from a full queue, 4 results lost: refused" in text
     assert "budget   15 W, p99 80 ms, set by the command, above the power budget for 2.5 s since the start" in text
     assert "governor derating: 15 W are taken (gate 7.5 fps for power)" in text
     gate = next(line for line in text.splitlines() if line.startswith("gate "))
@@ -86,6 +86,27 @@ def test_a_daemon_of_another_version_has_a_table() -> None:
     strange = {"cameras": [{"name": "x", "new": 1}], "models": [{}], "health": None, "mqtt": {"connected": True}}
     assert "connected" in status_command.describe(strange)
     assert status_command.describe({})
+
+
+@pytest.mark.parametrize(
+    ("mqtt", "line"),
+    [
+        ({"connected": True, "protocol": "5", "since_s": 9}, "connected for 9 s with MQTT 5"),
+        (
+            {"connected": False, "reason": "unreachable: timed out", "since_s": 70, "queued": 3, "protocol": "5"},
+            "away for 1 min 10 s, 3 queued: unreachable: timed out",
+        ),
+    ],
+)
+def test_the_broker_in_a_line(mqtt: dict[str, object], line: str) -> None:
+    assert f"broker   {line}\n" in status_command.describe({"mqtt": mqtt})
+
+
+def test_a_clock_that_no_command_can_be_held_against_is_shown() -> None:
+    line = "clock    not synchronised: commands over MQTT are refused"
+    assert line in status_command.describe({"mqtt": {"connected": True}, "clock_synced": False})
+    for report in ({"mqtt": {"connected": True}, "clock_synced": True}, {"mqtt": None, "clock_synced": False}):
+        assert line not in status_command.describe(report)
 
 
 def test_json_is_one_document(server: WebServer, control: Path, door: FakeDoor) -> None:
