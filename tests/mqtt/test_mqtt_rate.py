@@ -117,5 +117,5 @@ def test_lanes_of_a_backlog_take_turns(tmp_path: Path) -> None:
         link.start()
         wait_until(lambda: link.status().published >= 200)
         link.close(0.2)
-    a, b = (len(lane.gone) for lane in lanes)
-    assert abs(a - b) <= 20
+    less, more = sorted(len(lane.gone) for lane in lanes)
+    assert less > 0.6 * more
