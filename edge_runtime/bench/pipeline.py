@@ -27,6 +27,7 @@ from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.frames import Frame
 from edge_runtime.vision.decode import build_decoder
 from edge_runtime.vision.geometry import plan
+from edge_runtime.vision.pixels import fill_level
 
 STAGES = ("decode", "scale", "convert", "infer", "post")
 WARM_UP_S = 0.5
@@ -119,7 +120,7 @@ def _engine_only(resident: Resident, seconds: float) -> tuple[float, float]:
 
     def loop(index: int) -> None:
         lane, buffer = resident.lanes[index], resident.free[index]
-        buffer.array.fill(GREY)
+        fill_level(buffer.array, resident.info.input, GREY)
         while time.perf_counter() < t_start:
             lane.submit(buffer, 1)
             lane.collect()

@@ -1,10 +1,11 @@
 """The door to PyAV for pictures: a decoded frame that scales, converts and rotates itself into a model's input.
 
-The scaler is swscale's bilinear straight to planar float GBR at the resized size: one pass for size and colour,
-no full-size RGB. Scaling down, its triangle is as wide as the pixels it makes, so nothing aliases. Measured by
-`prepare evaluate` on 128 COCO images, mAP of yolox_nano, nanodet_m, centernet 512/416/320: bilinear .336 .271
-.343 .307 .276; area .337 .265 .342 .312 .274; bicubic .337 .270 .337 .311 .278. They cost the same (0.5 ms for
-768x576 -> 416x312).
+The scaler is swscale's bilinear straight to planar GBR at the resized size: one pass for size and colour, no full-
+size RGB. In floats for a place of floats, in bytes for one of bytes (packed formats are put together from planes:
+swscale's own packing halves the chroma resolution, and was off by up to 48 levels), in NV12 for one of NV12. Scaling
+down, its triangle is as wide as the pixels it makes, so nothing aliases. Measured by `prepare evaluate` on 128 COCO
+images, mAP of yolox_nano, nanodet_m, centernet 512/416/320: bilinear .336 .271 .343 .307 .276; area .337 .265 .342
+.312 .274; bicubic .337 .270 .337 .311 .278. They cost the same (0.5 ms for 768x576 -> 416x312).
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TypeVar
 
 import av.error
 import numpy as np
 from av.sidedata.sidedata import SideDataContainer
 from av.video.frame import VideoFrame
-from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
+from edge_runtime.camera.packed import write_nv12, write_packed
 from edge_runtime.camera.place import (
     QUARTERS,
     UPRIGHT,
@@ -31,13 +34,17 @@ from edge_runtime.camera.place import (
     windows,
 )
 from edge_runtime.errors import CameraError
-from edge_runtime.records.frames import Float32Array, Transform
+from edge_runtime.records.frames import InputArray, Transform
 from edge_runtime.records.spec import InputSpec
 from edge_runtime.vision.geometry import plan
 
 SCALER = "swscale-bilinear"
 
-_FORMAT = "gbrpf32le"
+_FORMATS = {"float32": "gbrpf32le", "bgr24": "gbrp", "rgba": "gbrp", "nv12": "nv12"}
+_FORMAT = _FORMATS["float32"]
+# swscale's SWS_ACCURATE_RND. Without it a picture that is not scaled takes a shortcut to bytes that leaves the last
+# columns unwritten (FFmpeg 8.0 and 8.1, x86).
+_ACCURATE = 0x40000
 # swscale widens 8 bits to 16 by a shift and divides by 65535, so 255 comes out as 0.9961.
 _UNIT = 65535.0 / 256.0
 _PLANES = {"RGB": (2, 0, 1), "BGR": (1, 0, 2)}
@@ -55,10 +62,10 @@ class _Reformatters(threading.local):
     """swscale contexts of one thread: they aren't thread-safe, and rebuilding one costs more than a frame."""
 
     def __init__(self) -> None:
-        self._of: OrderedDict[tuple[int, int, str, int, int], VideoReformatter] = OrderedDict()
+        self._of: OrderedDict[tuple[int, int, str, int, int, str], VideoReformatter] = OrderedDict()
 
-    def get(self, frame: VideoFrame, width: int, height: int) -> VideoReformatter:
-        key = (frame.width, frame.height, frame.format.name, width, height)
+    def get(self, frame: VideoFrame, width: int, height: int, pixel_format: str) -> VideoReformatter:
+        key = (frame.width, frame.height, frame.format.name, width, height, pixel_format)
         reformatter = self._of.get(key)
         if reformatter is None:
             reformatter = self._of[key] = VideoReformatter()
@@ -70,12 +77,24 @@ class _Reformatters(threading.local):
 
 
 _reformatters = _Reformatters()
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def _reformat(frame: VideoFrame, width: int, height: int, pixel_format: str) -> VideoFrame:
+    flags = int(Interpolation.BILINEAR)
+    if pixel_format == "gbrp" and (frame.width, frame.height) == (width, height):
+        flags |= _ACCURATE
+    told = pixel_format == "nv12"  # all others are RGB, which has one matrix and range only
     try:
-        return _reformatters.get(frame, width, height).reformat(
-            frame, width, height, pixel_format, interpolation=Interpolation.BILINEAR, threads=1
+        return _reformatters.get(frame, width, height, pixel_format).reformat(
+            frame,
+            width,
+            height,
+            pixel_format,
+            dst_colorspace=Colorspace.ITU601 if told else None,
+            dst_color_range=ColorRange.MPEG if told else None,
+            interpolation=flags,
+            threads=1,
         )
     except (av.error.FFmpegError, ValueError, MemoryError) as error:
         raise CameraError(
@@ -87,7 +106,7 @@ def _reformat(frame: VideoFrame, width: int, height: int, pixel_format: str) -> 
 
 
 def scale(frame: VideoFrame, spec: InputSpec, transform: Transform, orientation: Orientation = UPRIGHT) -> VideoFrame:
-    """First half of `AvPixels.write_into`: `frame` at the resized size of `transform`, as planar float GBR.
+    """First half of `AvPixels.write_into`: `frame` at the resized size of `transform`, as planar GBR or NV12.
 
     `frame` and `orientation` are an AvPixels'; `transform` is the upright picture's, what is returned lies as `frame`
     does. Raises CameraError where swscale refuses the format or size.
@@ -100,28 +119,36 @@ def scale(frame: VideoFrame, spec: InputSpec, transform: Transform, orientation:
             remedy="use a letterbox or stretch for a picture of this shape",
         )
     width, height = orientation.sides(transform.resized_width, transform.resized_height)
-    return _reformat(frame, width, height, _FORMAT)
+    return _reformat(frame, width, height, _FORMATS[spec.pixel])
 
 
 def convert(
-    scaled: VideoFrame, place: Float32Array, spec: InputSpec, transform: Transform, orientation: Orientation = UPRIGHT
+    scaled: VideoFrame, place: InputArray, spec: InputSpec, transform: Transform, orientation: Orientation = UPRIGHT
 ) -> None:
-    """Second half of `AvPixels.write_into`: what `scale` returned into `place`, upright, normalised and padded.
+    """Second half of `AvPixels.write_into`: what `scale` returned for the same `spec` into `place`, upright and padded.
 
-    `place` is [3, H, W] float32 of `spec`; every element is written. Raises ValueError for another place.
+    `place` is of the shape and dtype of `spec`; every element is written. Raises ValueError for another place.
     """
     check_place(place, spec)
     inside, shown = windows(transform)
-    planes = [turned(_plane(scaled, index), orientation) for index in _PLANES[spec.color]]
-    fill_borders(place, inside, spec)
-    fill_picture(place, planes, _UNIT, spec, inside, shown)
+    if spec.pixel == "nv12":
+        luma, chroma = _plane(scaled, 0, np.uint8), _plane(scaled, 1, np.uint8)
+        chroma = chroma[:, : scaled.width].reshape(scaled.height // 2, scaled.width // 2, 2)
+        write_nv12(place, luma, chroma, spec, inside, shown, orientation)
+    elif spec.pixel == "float32":
+        planes = [turned(_plane(scaled, index, np.float32), orientation) for index in _PLANES[spec.color]]
+        fill_borders(place, inside, spec)
+        fill_picture(place, planes, _UNIT, spec, inside, shown)
+    else:
+        colours = [turned(_plane(scaled, index, np.uint8), orientation) for index in _PLANES["RGB"]]
+        write_packed(place, colours, spec, inside, shown)
 
 
-def _plane(frame: VideoFrame, index: int) -> NDArray[np.float32]:
-    """A view of one plane, [height, width]; lines may be longer than the picture is wide."""
+def _plane(frame: VideoFrame, index: int, dtype: type[_Scalar]) -> NDArray[_Scalar]:
+    """A view of one plane, [its height, frame's width]; lines may be longer than the picture is wide."""
     plane = frame.planes[index]
-    lines = np.frombuffer(memoryview(plane), np.float32).reshape(-1, plane.line_size // 4)
-    return lines[: frame.height, : frame.width]
+    lines = np.frombuffer(memoryview(plane), dtype).reshape(-1, plane.line_size // np.dtype(dtype).itemsize)
+    return lines[: plane.height, : frame.width]
 
 
 def orientation_of(frame: VideoFrame) -> Orientation | None:
@@ -193,12 +220,13 @@ class AvPixels:
             )
         return self._orientation
 
-    def write_into(self, place: Float32Array, spec: InputSpec) -> Transform:
-        """Scale, convert, normalise and pad into `place` ([3, H, W] float32, may hold old content).
+    def write_into(self, place: InputArray, spec: InputSpec) -> Transform:
+        """Scale, convert and pad into `place` (of `spec.shape` and `spec.dtype`, may hold old content), and normalise
+        where it is float32.
 
         Every element of `place` is written; returns `plan(width, height, spec)`, which was applied. May be
         called from several threads at once, on the same pixels too. Raises CameraError where the format
-        cannot be read, ValueError where `place` is not of the shape of `spec`.
+        cannot be read, ValueError where `place` is not of the shape and dtype of `spec`.
         """
         check_place(place, spec)
         transform = plan(self.width, self.height, spec)
@@ -215,7 +243,7 @@ class AvPixels:
         planar = _reformat(self._frame, *self.orientation.sides(width, height), _FORMAT)
         rgb = np.empty((height, width, 3), np.uint8)
         for channel, index in enumerate(_PLANES["RGB"]):
-            levels = turned(_plane(planar, index), self.orientation) * np.float32(_UNIT)
+            levels = turned(_plane(planar, index, np.float32), self.orientation) * np.float32(_UNIT)
             levels += np.float32(0.5)
             np.minimum(levels, np.float32(255), out=levels)
             rgb[:, :, channel] = levels

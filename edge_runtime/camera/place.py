@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.records.frames import Float32Array, Transform
+from edge_runtime.records.frames import Float32Array, InputArray, Transform
 from edge_runtime.records.spec import InputSpec
 
 Plane = NDArray[np.float32] | NDArray[np.uint8]
 Window = tuple[slice, slice]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Orientation(NamedTuple):
@@ -33,19 +34,19 @@ QUARTERS = (UPRIGHT, Orientation(True, False, True), Orientation(False, True, Tr
 """Turns by so many quarters clockwise."""
 
 
-def turned(plane: NDArray[np.float32], orientation: Orientation) -> NDArray[np.float32]:
-    """A view of `plane` [rows, columns], upright."""
+def turned(plane: NDArray[_Scalar], orientation: Orientation) -> NDArray[_Scalar]:
+    """A view of `plane` [rows, columns, ...], upright."""
     if orientation == UPRIGHT:
         return plane
     if orientation.transposed:
-        plane = plane.T
+        plane = plane.swapaxes(0, 1)
     return plane[:: -1 if orientation.flip_rows else 1, :: -1 if orientation.flip_columns else 1]
 
 
-def check_place(place: Float32Array, spec: InputSpec) -> None:
-    """Raises ValueError where `place` is not the [3, H, W] float32 that `spec` declares."""
-    if place.shape != spec.shape or place.dtype != np.float32:
-        raise ValueError(f"place is {place.dtype} {place.shape}, the model's input is float32 {spec.shape}")
+def check_place(place: InputArray, spec: InputSpec) -> None:
+    """Raises ValueError where `place` has not the shape and dtype that `spec` declares."""
+    if place.shape != spec.shape or place.dtype != spec.dtype:
+        raise ValueError(f"place is {place.dtype} {place.shape}, the model's input is {spec.dtype} {spec.shape}")
 
 
 def windows(transform: Transform) -> tuple[Window, Window]:
@@ -66,19 +67,29 @@ def factors(
     return tuple((np.float32(unit * scale / s), np.float32(-m / s)) for m, s in zip(mean, std, strict=True))
 
 
-def fill_borders(place: Float32Array, inside: Window, spec: InputSpec) -> None:
-    """Write the pad value into everything of `place` outside the window, and only there."""
+def borders(shape: tuple[int, ...], inside: Window) -> Iterator[Window]:
+    """What lies around the window in a plane of `shape` (height, width): up to four windows, none twice."""
     rows, columns = inside
-    height, width = place.shape[1:]
-    if rows == slice(0, height) and columns == slice(0, width):
+    height, width = shape
+    everything = slice(0, width)
+    for border in (
+        (slice(0, rows.start), everything),
+        (slice(rows.stop, height), everything),
+        (rows, slice(0, columns.start)),
+        (rows, slice(columns.stop, width)),
+    ):
+        if all(part.start < part.stop for part in border):
+            yield border
+
+
+def fill_borders(place: Float32Array, inside: Window, spec: InputSpec) -> None:
+    """Write the pad value into everything of a float32 `place` outside the window, and only there."""
+    around = tuple(borders(place.shape[1:], inside))
+    if not around:
         return
-    for channel, (gain, offset) in enumerate(factors(spec.scale, spec.mean, spec.std, 1.0)):
-        value = np.float32(spec.pad) * gain + offset
-        plane = place[channel]
-        plane[: rows.start] = value
-        plane[rows.stop :] = value
-        plane[rows, : columns.start] = value
-        plane[rows, columns.stop :] = value
+    for plane, (gain, offset) in zip(place, factors(spec.scale, spec.mean, spec.std, 1.0), strict=True):
+        for border in around:
+            plane[border] = np.float32(spec.pad) * gain + offset
 
 
 def fill_picture(

@@ -11,14 +11,16 @@ from urllib.parse import parse_qsl
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.camera.place import check_place, factors, fill_borders, windows
+from edge_runtime.camera.packed import write_nv12, write_packed
+from edge_runtime.camera.place import UPRIGHT, check_place, factors, fill_borders, windows
 from edge_runtime.camera.session import Intake, Pace, Picture, Session
 from edge_runtime.camera.source import SourceCamera
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import CameraError
-from edge_runtime.records.frames import Float32Array, Transform
+from edge_runtime.records.frames import InputArray, Transform
 from edge_runtime.records.spec import InputSpec
 from edge_runtime.vision.geometry import plan
+from edge_runtime.vision.pixels import yuv_of
 
 _SCHEME = "synthetic:"
 _NUMBER_BITS = 24
@@ -120,13 +122,16 @@ class SyntheticPixels:
     def height(self) -> int:
         return self._height
 
-    def write_into(self, place: Float32Array, spec: InputSpec) -> Transform:
-        """Draw into `place` ([3, H, W] float32) as if scaled (nearest), normalised and padded by `spec`.
+    def write_into(self, place: InputArray, spec: InputSpec) -> Transform:
+        """Draw into `place` (of `spec.shape` and `spec.dtype`) as if scaled (nearest), normalised and padded by `spec`.
 
-        Raises ValueError where `place` is not of the shape of `spec`.
+        Raises ValueError where `place` is not of the shape and dtype of `spec`.
         """
         check_place(place, spec)
         transform = plan(self._width, self._height, spec)
+        if spec.pixel != "float32":
+            self._write_bytes(place, spec, transform)
+            return transform
         inside, (shown_rows, shown_columns) = windows(transform)
         fill_borders(place, inside, spec)
         strip_rows = max(transform.resized_height // _STRIP, 1)
@@ -143,13 +148,34 @@ class SyntheticPixels:
             window[:split] = np.where(strip, np.float32(_ON), np.float32(_OFF)) * gain + offset
         return transform
 
+    def _write_bytes(self, place: InputArray, spec: InputSpec, transform: Transform) -> None:
+        width, height = transform.resized_width, transform.resized_height
+        inside, shown = windows(transform)
+        rgb = self._drawn(width, height)
+        if spec.pixel != "nv12":
+            write_packed(place, [rgb[..., channel] for channel in range(3)], spec, inside, shown)
+            return
+        y, u, v = yuv_of(*_background(self._number))
+        off, on = (yuv_of(level, level, level) for level in (_OFF, _ON))
+        split = max(height // _STRIP, 1)
+        luma = np.full((height, width), y, np.uint8)
+        luma[:split] = np.where(rgb[0, :, 0] == _ON, on[0], off[0])
+        chroma = np.empty((height // 2, width // 2, 2), np.uint8)
+        chroma[:] = u, v
+        chroma[: split // 2] = on[1:]
+        write_nv12(place, luma, chroma, spec, inside, shown, UPRIGHT)
+
+    def _drawn(self, width: int, height: int) -> NDArray[np.uint8]:
+        """[height, width, 3] RGB, as if scaled to that size (nearest)."""
+        rgb = np.empty((height, width, 3), np.uint8)
+        rgb[:] = _background(self._number)
+        strip = _cells(self._number)[_cell_of_column(width, self._width)]
+        rgb[: max(height // _STRIP, 1)] = np.where(strip, _ON, _OFF).astype(np.uint8)[:, np.newaxis]
+        return rgb
+
     def to_rgb(self) -> NDArray[np.uint8]:
         """A new [height, width, 3] uint8 RGB array."""
-        rgb = np.empty((self._height, self._width, 3), np.uint8)
-        rgb[:] = _background(self._number)
-        strip = _cells(self._number)[_cell_of_column(self._width, self._width)]
-        rgb[: max(self._height // _STRIP, 1)] = np.where(strip, _ON, _OFF).astype(np.uint8)[:, np.newaxis]
-        return rgb
+        return self._drawn(self._width, self._height)
 
 
 class _SyntheticSession:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-from edge_runtime.engine.bundle import MANIFEST_NAME, Bundle
+from edge_runtime.engine.bundle import MANIFEST_NAME, Bundle, artefacts_of
 from edge_runtime.engine.manifest import escape
 from edge_runtime.errors import BundleError
 
@@ -54,9 +54,7 @@ def require_listed(bundle: Bundle) -> Bundle:
 
 def _artefacts(bundle: Bundle) -> Iterator[str]:
     for variant in bundle.manifest.variant:
-        for file in (variant.files.onnxruntime, variant.files.tensorrt):
-            if file is not None:
-                yield file.path
+        yield from (file.path for file in artefacts_of(variant))
 
 
 def bundle_bytes(bundle: Bundle) -> int:

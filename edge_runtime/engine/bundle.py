@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_runtime.engine.manifest import BACKENDS, Backend, FileTable, Manifest, VariantTable, parse_manifest
+from edge_runtime.engine.manifest import BACKENDS, Backend, FileTable, Manifest, PlanTable, VariantTable, parse_manifest
 from edge_runtime.errors import BundleError
 from edge_runtime.records.spec import InputSpec, OutputSpec
 
@@ -123,6 +123,18 @@ class Bundle:
         artefact = self.artefact(variant, backend)
         return self._read(artefact.path, artefact.sha256, MAX_FILE_BYTES)
 
+    def read_plans(
+        self, variant: str, *, tensorrt: str, compute_capability: str, device: str
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """(plan, sidecar) of each plan that came with the bundle for such a device, hashed as read.
+
+        They are native code: for a bundle whose origin is trusted alone. Raises BundleError.
+        """
+        for plan in self.variant(variant, "tensorrt").files.tensorrt_plan:
+            if (plan.tensorrt, plan.compute_capability, plan.device) == (tensorrt, compute_capability, device):
+                data = self._read(self.root / plan.path, plan.sha256, MAX_FILE_BYTES)
+                yield data, self._read(self.root / plan.sidecar.path, plan.sidecar.sha256, MAX_TEXT_BYTES)
+
     def engine_digest(self, variant: str, backend: Backend) -> str:
         """ "sha256:..." over (bundle digest, variant, backend, artefact): who the engine is, in reports."""
         table = self.variant(variant, backend)
@@ -191,10 +203,7 @@ def load_bundle(path: Path) -> Bundle:
     listed = dict(manifest.files or {})
     checked: dict[str, str] = {}
     for variant in manifest.variant:
-        for backend in BACKENDS:
-            entry = _file_of(variant, backend)
-            if entry is None:
-                continue
+        for entry in artefacts_of(variant):
             if checked.setdefault(entry.path, entry.sha256) != entry.sha256:
                 raise BundleError(
                     f"{entry.path!r} is listed with two different sha256",
@@ -227,6 +236,16 @@ def _unlisted(bundle: Bundle) -> Iterator[str]:
             yield picture.relative_to(bundle.root).as_posix()
         with _open(bundle.root, bundle.root / variant.golden.outputs, MAX_FILE_BYTES):
             yield variant.golden.outputs
+
+
+def artefacts_of(variant: VariantTable) -> Iterator[FileTable | PlanTable]:
+    """Every file that a variant's `files` lists, with its sha256."""
+    for backend in BACKENDS:
+        if (entry := _file_of(variant, backend)) is not None:
+            yield entry
+    for plan in variant.files.tensorrt_plan:
+        yield plan
+        yield plan.sidecar
 
 
 def _file_of(variant: VariantTable, backend: Backend) -> FileTable | None:

@@ -19,12 +19,18 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 # Words that the bundle format has and this version does not read yet: refused with that word, not as typos.
 _NOT_YET: Mapping[str, tuple[str, ...]] = {
-    "variant.pixel": ("bgr24", "rgb24", "rgba", "nv12", "uint8"),
     "input.layout": ("NHWC",),
 }
 # Names of models for which people look, and what to write for their outputs: layouts are called after the first
 # model that had them.
 _READ_AS: Mapping[str, Mapping[str, str]] = {
+    "variant.pixel": {
+        **dict.fromkeys(
+            ("uint8", "rgb24", "bgra", "bgrx", "rgbx"),
+            'bytes are "bgr24", "rgba" or "nv12": `edge-runtime prepare fuse` makes a model that takes one of them',
+        ),
+        **dict.fromkeys(("i420", "yuv420p"), 'of the formats with one colour for 2 x 2 pixels it reads "nv12"'),
+    },
     "output.layout": {
         "yolov7": '"yolov5" reads it',
         **dict.fromkeys(("yolov9", "yolov11", "yolov12", "yolo11", "yolo12"), '"yolov8" reads it'),
@@ -87,11 +93,24 @@ class FileTable(_Table):
     sha256: Sha256
 
 
+class PlanTable(_Table):
+    """A TensorRT plan that was built elsewhere, its sidecar, and for what: used only on a device just like that, and
+    only from a bundle whose origin is trusted, since a plan is native code. Others build their own from `tensorrt`."""
+
+    path: Text
+    sha256: Sha256
+    sidecar: FileTable
+    tensorrt: Text
+    compute_capability: Text
+    device: Text
+
+
 class FilesTable(_Table):
     """Which artefact each backend loads; at least one."""
 
     onnxruntime: FileTable | None = None
     tensorrt: FileTable | None = None
+    tensorrt_plan: tuple[PlanTable, ...] = ()
 
 
 class GoldenTable(_Table):
@@ -118,7 +137,10 @@ class AccuracyTable(_Table):
 
 
 class VariantTable(_Table):
-    """`[[variant]]`: one artefact set of one input size; `size` is [width, height] in px."""
+    """`[[variant]]`: one artefact set of one input size; `size` is [width, height] in px.
+
+    `pixel`: what the model takes; anything but float32 has its preprocessing in the graph, see records.spec.InputSpec.
+    """
 
     name: Name
     precision: Literal["fp32", "fp16", "int8"]
@@ -242,6 +264,8 @@ def _keys_at(path: KeyPath) -> list[str]:
         "variant.files": FilesTable,
         "variant.files.onnxruntime": FileTable,
         "variant.files.tensorrt": FileTable,
+        "variant.files.tensorrt_plan": PlanTable,
+        "variant.files.tensorrt_plan.sidecar": FileTable,
         "variant.golden": GoldenTable,
         "variant.accuracy": AccuracyTable,
     }
@@ -283,9 +307,15 @@ def _contradictions(manifest: Manifest, source: TomlSource) -> Iterator[ConfigPr
         if variant.name in names:
             yield source.problem((*at, "name"), f"{variant.name!r} is also variant {names[variant.name] + 1}", None)
         names.setdefault(variant.name, index)
+        if variant.pixel == "nv12" and any(side % 2 for side in variant.size):
+            message = f"is {variant.size[0]}x{variant.size[1]}, and nv12 has one colour for 2 x 2 pixels"
+            yield source.problem((*at, "size"), message, "make both sides even, or use bgr24 or rgba")
         files = variant.files
         if files.onnxruntime is None and files.tensorrt is None:
             yield source.problem((*at, "files"), "lists no file", _example(("files",)))
+        if files.tensorrt_plan and files.tensorrt is None:
+            message = "there is no files.tensorrt that these plans were built from"
+            yield source.problem((*at, "files", "tensorrt_plan"), message, "list the ONNX: others build from it")
         short = manifest.input.short_side
         if short is not None and short < max(variant.size):
             message = f"is {short} px, and the crop of variant {variant.name!r} is {variant.size[0]}x{variant.size[1]}"
@@ -296,6 +326,7 @@ def _contradictions(manifest: Manifest, source: TomlSource) -> Iterator[ConfigPr
             ("files.tensorrt", files.tensorrt and files.tensorrt.path),
             ("golden.inputs", golden and golden.inputs),
             ("golden.outputs", golden and golden.outputs),
+            *(("files.tensorrt_plan", path) for plan in files.tensorrt_plan for path in (plan.path, plan.sidecar.path)),
         ]:
             if path and (reason := escape(path)):
                 yield source.problem((*at, *key.split(".")), f"{path!r} {reason}", _INSIDE)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,10 @@ from edge_runtime.engine.manifest import Backend
 from edge_runtime.engine.modelfile import foreign_model, plain_message, refused_model
 from edge_runtime.engine.protocol import EngineInfo, InputBuffer
 from edge_runtime.errors import BundleError, EdgeError, EngineError
+from edge_runtime.records.frames import InputArray
 from edge_runtime.records.spec import InputSpec
 from edge_runtime.vision.decode import build_decoder
+from edge_runtime.vision.pixels import fill_level
 
 __all__ = ["OnnxRuntimeEngine", "OnnxRuntimeLane", "load_engine", "open_session", "output_shapes"]
 
@@ -95,12 +97,31 @@ def _check_model(session: Any, spec: InputSpec, where: str) -> _Model:
     inputs = session.get_inputs()
     told = ", ".join(f"{i.name} {_type_word(i.type)} {_dims(i.shape)}" for i in inputs) or "none"
     wanted = "one float32 input [batch, 3, height, width]"
+    fused = spec.pixel != "float32"
+    if fused:
+        wanted = f"one uint8 input [batch, {', '.join(map(str, spec.shape))}] for {spec.pixel}"
     if len(inputs) != 1:
         raise refuse(f"has {len(inputs)} inputs ({told}), and {wanted} is needed", "export it with the picture alone")
     (only,) = inputs
     shape = list(only.shape)
+    if fused:
+        sides = zip(shape[1:], spec.shape, strict=False)
+        if (
+            only.type != "tensor(uint8)"
+            or len(shape) != len(spec.shape) + 1
+            or any(isinstance(has, int) and has != want for has, want in sides)
+        ):
+            raise refuse(
+                f"takes {told}, and {wanted} is needed",
+                'correct size and pixel of the variant (pixel = "float32" for a model without preprocessing), or make '
+                "the model with `edge-runtime prepare fuse`",
+            )
+        return _Model(only.name, _batch_of(shape), _output_types(session, refuse))
     if only.type != "tensor(float)":
-        raise refuse(f"takes {told}, and {wanted} is needed", "export it with a float32 input")
+        hint = "export it with a float32 input"
+        if only.type == "tensor(uint8)":
+            hint = f'{hint}, or say with pixel = "bgr24", "rgba" or "nv12" which bytes its graph takes'
+        raise refuse(f"takes {told}, and {wanted} is needed", hint)
     if len(shape) != 4:
         raise refuse(f"takes {told}: {len(shape)} axes, and {wanted} is needed", "export it for pictures, NCHW")
     if isinstance(shape[1], int) and shape[1] != 3:
@@ -111,13 +132,20 @@ def _check_model(session: Any, spec: InputSpec, where: str) -> _Model:
             fixed = f"{shape[3]}x{shape[2]}"
             message = f"takes pictures {shape[axis]} px {word} only ({told}), and the variant says {size}"
             raise refuse(message, f"write size = [{shape[3]}, {shape[2]}]" if "None" not in fixed else "correct size")
+    return _Model(only.name, _batch_of(shape), _output_types(session, refuse))
+
+
+def _batch_of(shape: list[Any]) -> int | None:
+    return shape[0] if isinstance(shape[0], int) and shape[0] > 0 else None
+
+
+def _output_types(session: Any, refuse: Callable[[str, str], BundleError]) -> dict[str, type[np.generic]]:
     outputs = {}
     for output in session.get_outputs():
         if output.type not in _DTYPES:
             raise refuse(f"has an output {output.name!r} of type {output.type}", "export it with float32 outputs")
         outputs[output.name] = _DTYPES[output.type]
-    batch = shape[0] if isinstance(shape[0], int) and shape[0] > 0 else None
-    return _Model(only.name, batch, outputs)
+    return outputs
 
 
 def _type_word(kind: str) -> str:
@@ -128,11 +156,10 @@ def _dims(shape: list[Any]) -> str:
     return f"[{', '.join('any' if d is None else str(d) for d in shape)}]"
 
 
-def grey_picture(spec: InputSpec, batch: int) -> NDArray[np.float32]:
-    """[batch, 3, H, W] float32: a mid-grey picture as preprocessing would give it."""
-    levels = (128.0 * spec.scale - np.asarray(spec.mean, np.float64)) / np.asarray(spec.std, np.float64)
-    picture = np.empty((batch, *spec.shape), np.float32)
-    picture[:] = levels.astype(np.float32)[None, :, None, None]
+def grey_picture(spec: InputSpec, batch: int) -> InputArray:
+    """[batch, *spec.shape] of `spec.dtype`: a mid-grey picture as preprocessing would give it."""
+    picture = np.empty((batch, *spec.shape), spec.dtype)
+    fill_level(picture, spec, 128.0)
     return picture
 
 
@@ -179,8 +206,9 @@ def _sizes_it_takes(session: Any, model: _Model, spec: InputSpec) -> str:
     works = []
     for up in (0, 1):
         width, height = (max(side // 32 + up * bool(side % 32), 1) * 32 for side in (spec.width, spec.height))
+        shape = replace(spec, width=width, height=height).shape
         try:
-            session.run(None, {model.input_name: np.zeros((model.batch or 1, 3, height, width), np.float32)})
+            session.run(None, {model.input_name: np.zeros((model.batch or 1, *shape), spec.dtype)})
         except Exception:  # noqa: BLE001, S112  a size that does not work is simply not named
             continue
         works.append(f"{width}x{height}")
@@ -194,7 +222,7 @@ class _Bound:
     """Input and outputs of one (buffer, count), bound once. Holds the arrays whose addresses the binding has."""
 
     binding: Any
-    source: NDArray[np.float32]
+    source: InputArray
     outputs: Mapping[str, NDArray[Any]]
 
 
@@ -218,7 +246,8 @@ class OnnxRuntimeLane:
         if self._pending is not None:
             raise EngineError("a lane was given a second run before the first was collected", code="engine_state")
         array = buffer.array
-        if array.shape[1:] != engine.info.input.shape or array.dtype != np.float32 or not array.flags.c_contiguous:
+        spec = engine.info.input
+        if array.shape[1:] != spec.shape or array.dtype != spec.dtype or not array.flags.c_contiguous:
             raise EngineError(
                 f"a buffer of {array.dtype} {list(array.shape)} is not one of this engine's", code="buffer"
             )
@@ -278,7 +307,7 @@ class OnnxRuntimeLane:
         outputs = {name: self._output(name, count, shape) for name, shape in engine.info.output_shapes.items()}
         source = buffer.array[:count]
         binding = session.io_binding()
-        binding.bind_input(engine.input_name, "cpu", 0, np.float32, source.shape, source.ctypes.data)
+        binding.bind_input(engine.input_name, "cpu", 0, source.dtype.type, source.shape, source.ctypes.data)
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         bound = self._bound[key] = _Bound(binding, buffer.array, outputs)
@@ -293,7 +322,7 @@ class OnnxRuntimeLane:
             self._bound = {key: bound for key, bound in self._bound.items() if name not in bound.outputs}
         return whole[:count]
 
-    def forget(self, array: NDArray[np.float32] | None = None) -> None:
+    def forget(self, array: InputArray | None = None) -> None:
         """Drop what is bound to an input array, or everything. Called by the engine."""
         if array is None:
             self._bound, self._outputs = {}, {}
@@ -340,15 +369,16 @@ class OnnxRuntimeEngine:
         return lane
 
     def allocate(self, max_batch: int) -> InputBuffer:
-        """[max_batch, 3, H, W] float32 zeros at a 64-byte boundary. Raises EngineError after `close`."""
+        """[max_batch, *spec.shape] zeros of `spec.dtype` at a 64-byte boundary. Raises EngineError after `close`."""
         self.session()
         if max_batch < 1:
             raise EngineError(f"a buffer of {max_batch} places cannot be made", code="batch")
-        shape = (max_batch, *self._info.input.shape)
-        count = int(np.prod(shape))
-        raw = np.zeros(count * 4 + _ALIGNMENT, np.uint8)  # pages that are never written cost nothing
+        spec = self._info.input
+        shape = (max_batch, *spec.shape)
+        size = int(np.prod(shape)) * spec.dtype.itemsize
+        raw = np.zeros(size + _ALIGNMENT, np.uint8)  # pages that are never written cost nothing
         start = -raw.ctypes.data % _ALIGNMENT
-        array = raw[start : start + count * 4].view(np.float32).reshape(shape)
+        array = raw[start : start + size].view(spec.dtype).reshape(shape)
         with self._lock:
             self._buffers += 1
             return InputBuffer(self._buffers - 1, array)

@@ -3,7 +3,7 @@
 What a bundle's golden npz holds (made by `record_golden`, read by `probe`; n pictures, sorted by name):
 
     pictures            [n] text         file names of the pictures
-    input               [n, k] float32   sampled values of the preprocessed input
+    input               [n, k] float32   sampled values of the preprocessed input, bytes too where it is of bytes
     index/<output>      [n, k] int64     flat positions of samples in the output for a batch of one: its largest
                                          magnitudes, and others spread evenly
     value/<output>      [n, k] float32   the values there
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.protocol import Engine, InputBuffer, Lane
 from edge_runtime.errors import BundleError, RefusedError
-from edge_runtime.records.frames import Decoder, Detections, Output, Pixels, Transform
+from edge_runtime.records.frames import Decoder, Detections, InputArray, Output, Pixels, Transform
 from edge_runtime.vision.decode import build_decoder
 
 ReadImage = Callable[[Path], Pixels]
@@ -43,15 +43,19 @@ _ROWS = ("yolov10", "rtdetr-topk", "efficientnms")
 """Layouts whose outputs are rows of detections: two of like score change places from one processor to the next, and
 rows beyond the last detection hold anything. What the decoder makes of them is compared, and nothing else."""
 _SAME_BOX_IOU = 0.85
+_LOOSE_SHARE = 0.01
+"""Share of an output's samples that may deviate by more where numbers are coarser than float32's: a heat map that keeps
+its peaks only gives a peak to one neighbour or the other by the last bit (0.5 % of the samples of the bundled one)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
     """A passed golden check.
 
-    `pictures`: how many were run, 0 where the bundle has none. `deviations`: per output (and "input") the
-    largest difference as a share of the golden output's largest magnitude; `max_deviation` the largest of the
-    outputs'. `detections`: how many golden detections were found again.
+    `pictures`: how many were run, 0 where the bundle has none. `deviations`: per output (and "input") the largest
+    difference as a share of the golden output's largest magnitude, but for one sample in a hundred where numbers are
+    coarser than float32's; `max_deviation` the largest of the outputs'. `detections`: how many golden detections were
+    found again.
     """
 
     pictures: int
@@ -88,6 +92,9 @@ def probe(engine: Engine, lane: Lane, bundle: Bundle, variant: str, read_image: 
         raise _unusable(where, f"it is for the pictures {named}, and the bundle has {[p.name for p in pictures]}")
     tolerance = table.golden.tolerance
     deviations: dict[str, float] = {}
+    # TensorRT computes float32 layers in TF32 where the GPU has it, which is as coarse as FP16.
+    exact = table.precision == "fp32" and engine.info.backend == "onnxruntime"
+    share = 0.0 if exact else _LOOSE_SHARE
     found = 0
     runner = _Runner(engine, lane)
     try:
@@ -96,7 +103,7 @@ def probe(engine: Engine, lane: Lane, bundle: Bundle, variant: str, read_image: 
             check_finite(outputs, f"the golden picture {path.name}", str(bundle.root))
             _compare_input(golden, place, picture, path, deviations, where)
             if engine.info.output.layout not in _ROWS:
-                _compare_outputs(golden, place, outputs, path, tolerance, deviations, where)
+                _compare_outputs(golden, place, outputs, path, tolerance, share, deviations, where)
             found += _compare_result(golden, place, result, path, tolerance, engine.info.output.score_threshold, where)
     finally:
         runner.close()
@@ -163,8 +170,8 @@ class _Runner:
         self._decoder: Decoder = build_decoder(engine.info.output, engine.info.input, engine.info.output_shapes)
         self._buffer: InputBuffer = engine.allocate(self._count)
 
-    def run(self, path: Path, read_image: ReadImage) -> tuple[dict[str, NDArray[Any]], Output, NDArray[np.float32]]:
-        """Outputs [...] without the batch axis, the decoded result, and the input [3, H, W] of a picture."""
+    def run(self, path: Path, read_image: ReadImage) -> tuple[dict[str, NDArray[Any]], Output, InputArray]:
+        """Outputs [...] without the batch axis, the decoded result, and the input of a picture."""
         array = self._buffer.array
         transform: Transform = read_image(path).write_into(array[0], self._engine.info.input)
         array[1:] = array[0]
@@ -186,7 +193,7 @@ def _positions(output: NDArray[Any]) -> NDArray[np.int64]:
     return np.sort(np.concatenate((largest.astype(np.int64), spread)))
 
 
-def _spread(picture: NDArray[np.float32]) -> NDArray[np.float32]:
+def _spread(picture: InputArray) -> NDArray[np.float32]:
     """Values of an input spread over all of it; their number is odd, so that they fall on every column."""
     where = np.linspace(0, picture.size - 1, _SAMPLES - 1).astype(np.int64)
     return np.ascontiguousarray(picture.reshape(-1)[where], np.float32)
@@ -224,17 +231,20 @@ def _mismatch(path: Path, reason: str) -> RefusedError:
     )
 
 
-def _deviation(found: NDArray[Any], golden: NDArray[Any]) -> float:
-    """The largest difference as a share of the golden values' largest magnitude; infinite for NaN."""
+def _deviation(found: NDArray[Any], golden: NDArray[Any], share: float = 0.0) -> float:
+    """The largest difference, but for the largest of this share of all values, as a share of the golden values' largest
+    magnitude; infinite for NaN."""
     scale = float(np.abs(golden).max(initial=0.0)) or 1.0
     difference = np.abs(found.astype(np.float64) - golden)
-    return float(difference.max(initial=0.0)) / scale if np.isfinite(difference).all() else float("inf")
+    if not np.isfinite(difference).all():
+        return float("inf")
+    return float(np.quantile(difference, 1 - share, method="higher")) / scale if difference.size else 0.0
 
 
 def _compare_input(
     golden: Mapping[str, NDArray[Any]],
     place: int,
-    picture: NDArray[np.float32],
+    picture: InputArray,
     path: Path,
     deviations: dict[str, float],
     where: str,
@@ -242,7 +252,7 @@ def _compare_input(
     expected = _entry(golden, "input", where)[place]
     found = _spread(picture)
     if expected.shape != found.shape:
-        raise _unusable(where, f"it is for an input of another size than {picture.shape[2]}x{picture.shape[1]}")
+        raise _unusable(where, f"it is for an input of another size than {list(picture.shape)}")
     deviation = _deviation(found, expected)
     deviations["input"] = max(deviations.get("input", 0.0), deviation)
     if deviation > _INPUT_TOLERANCE:
@@ -259,6 +269,7 @@ def _compare_outputs(
     outputs: Mapping[str, NDArray[Any]],
     path: Path,
     tolerance: float,
+    share: float,
     deviations: dict[str, float],
     where: str,
 ) -> None:
@@ -269,7 +280,7 @@ def _compare_outputs(
         index = _entry(golden, f"index/{name}", where)[place]
         if index.size and not 0 <= int(index.min()) <= int(index.max()) < output.size:
             raise _unusable(where, f"positions of {name!r} lie outside of the output")
-        deviation = _deviation(output.reshape(-1)[index], _entry(golden, f"value/{name}", where)[place])
+        deviation = _deviation(output.reshape(-1)[index], _entry(golden, f"value/{name}", where)[place], share)
         deviations[name] = max(deviations.get(name, 0.0), deviation)
         if deviation > tolerance:
             raise _mismatch(

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.records.frames import InputArray
 from edge_runtime.records.spec import InputSpec, OutputSpec
 
 
@@ -35,10 +35,11 @@ class EngineInfo:
 
 @dataclass(slots=True, eq=False)
 class InputBuffer:
-    """A reusable batch input, [max_batch, 3, H, W] float32, 64-byte aligned; page-locked with TensorRT."""
+    """A reusable batch input, [max_batch, *spec.shape] of `spec.dtype` (float32, or uint8 where preprocessing is in the
+    graph), 64-byte aligned; page-locked with TensorRT."""
 
     index: int
-    array: NDArray[np.float32]
+    array: InputArray
 
 
 class Lane(Protocol):

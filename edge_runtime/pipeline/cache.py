@@ -22,7 +22,7 @@ from edge_runtime.engine.slot import Resident
 from edge_runtime.pipeline.batch import Memo
 from edge_runtime.pipeline.ledger import Stream
 from edge_runtime.records.activity import CacheMode, CacheOutcome
-from edge_runtime.records.frames import Classification, Detections, Float32Array, Output, Transform
+from edge_runtime.records.frames import Classification, Detections, Float32Array, InputArray, Output, Transform
 from edge_runtime.vision.scene import CameraNoise, is_still, luma_grid
 
 MAX_ANSWERS = 64
@@ -50,7 +50,7 @@ _BYPASSED = Look("bypassed")
 
 
 class _Kind(Protocol):
-    def look(self, stream: Stream, t_capture_ns: int, picture: Float32Array, transform: Transform,
+    def look(self, stream: Stream, t_capture_ns: int, picture: InputArray, transform: Transform,
              resident: Resident) -> Look: ...  # fmt: skip
 
     def forget(self, stream: Stream) -> None: ...
@@ -70,11 +70,11 @@ class AnswerCache:
             self._kind = _make(mode, max_age_s)
 
     def look(
-        self, stream: Stream, t_capture_ns: int, picture: Float32Array, transform: Transform, resident: Resident
+        self, stream: Stream, t_capture_ns: int, picture: InputArray, transform: Transform, resident: Resident
     ) -> Look | None:
         """Ask for a frame of `stream`; None where there is no cache.
 
-        picture: [3, H, W] float32, C-contiguous, as `resident` is to see it; it is not kept.
+        picture: one place of a batch of `resident`, C-contiguous; it is not kept.
         """
         kind = self._kind
         if kind is None:
@@ -134,7 +134,7 @@ class ExactCache:
         self,
         stream: Stream,
         t_capture_ns: int,  # noqa: ARG002  an answer to the same input does not age
-        picture: Float32Array,
+        picture: InputArray,
         transform: Transform,
         resident: Resident,
     ) -> Look:
@@ -211,7 +211,7 @@ class SceneCache:
         self._scenes: dict[Stream, _Scene] = {}
 
     def look(
-        self, stream: Stream, t_capture_ns: int, picture: Float32Array, transform: Transform, resident: Resident
+        self, stream: Stream, t_capture_ns: int, picture: InputArray, transform: Transform, resident: Resident
     ) -> Look:
         with self._lock:
             if stream.removed:

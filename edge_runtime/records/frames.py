@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from edge_runtime.records.spec import InputSpec
 
 Float32Array = NDArray[np.float32]
+InputArray = NDArray[Any]
+"""One place of a model's input, or a batch of them, of its InputSpec's shape and dtype: float32 or uint8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,9 @@ class Pixels(Protocol):
     @property
     def height(self) -> int: ...
 
-    def write_into(self, place: Float32Array, spec: InputSpec) -> Transform:
-        """Scale, convert, normalise and pad into `place` ([3, H, W] float32, may hold old content).
+    def write_into(self, place: InputArray, spec: InputSpec) -> Transform:
+        """Scale, convert and pad into `place` (of `spec.shape` and `spec.dtype`, may hold old content); for float32
+        places normalise too.
 
         Every element of `place` is written. May be called from several threads at once.
         Raises CameraError where the pixel format cannot be read.

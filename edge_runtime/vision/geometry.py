@@ -30,31 +30,36 @@ def plan(src_width: int, src_height: int, spec: InputSpec) -> Transform:
       Where that would not cover the input, and where `short_side` is None, the scale is the smallest
       that does.
 
-    A letterbox lies within the input, a crop covers it; resized sides are >= 1. Raises ValueError for a
-    side below 1 and for an unknown `spec.resize`.
+    A letterbox lies within the input, a crop covers it; resized sides are >= 1. For `nv12`, whose colours are one for
+    2 x 2 px, the nearest even sides and offsets are taken. Raises ValueError for a side below 1, an odd side of an nv12
+    input and an unknown `spec.resize`.
     """
     if src_width < 1 or src_height < 1:
         raise ValueError(f"a source of {src_width}x{src_height} px has no pixels")
     width, height = spec.width, spec.height
     if width < 1 or height < 1:
         raise ValueError(f"a model input of {width}x{height} px has no pixels")
+    step = 2 if spec.pixel == "nv12" else 1
+    if width % step or height % step:
+        raise ValueError(f"an nv12 input of {width}x{height} px: both sides have to be even")
     left = top = 0
     if spec.resize == "letterbox-center":
         ratio = min(height / src_height, width / src_width)
-        resized_width = max(round(src_width * ratio), 1)
-        resized_height = max(round(src_height * ratio), 1)
-        left = round((width - resized_width) / 2 - 0.1)
-        top = round((height - resized_height) / 2 - 0.1)
+        resized_width = max(step * round(src_width * ratio / step), step)
+        resized_height = max(step * round(src_height * ratio / step), step)
+        left = step * round((width - resized_width) / (2 * step) - 0.1)
+        top = step * round((height - resized_height) / (2 * step) - 0.1)
     elif spec.resize == "letterbox-topleft":
         ratio = min(height / src_height, width / src_width)
-        resized_width = max(int(src_width * ratio), 1)
-        resized_height = max(int(src_height * ratio), 1)
+        resized_width = max(step * int(src_width * ratio / step), step)
+        resized_height = max(step * int(src_height * ratio / step), step)
     elif spec.resize == "stretch":
         resized_width, resized_height = width, height
     elif spec.resize == "crop":
-        resized_width, resized_height = _covering(src_width, src_height, spec)
-        left = -round((resized_width - width) / 2)
-        top = -round((resized_height - height) / 2)
+        # rounding up where it is not even, so that it still covers
+        resized_width, resized_height = (-(-side // step) * step for side in _covering(src_width, src_height, spec))
+        left = -step * round((resized_width - width) / (2 * step))
+        top = -step * round((resized_height - height) / (2 * step))
     else:
         raise ValueError(f"unknown resize {spec.resize!r}")
     return Transform(

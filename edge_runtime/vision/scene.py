@@ -8,11 +8,14 @@ the one that an answer came from and not with the one before, so that slow chang
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge_runtime.records.frames import Float32Array, Transform
+from edge_runtime.records.frames import Float32Array, InputArray, Transform
 from edge_runtime.records.spec import InputSpec
+from edge_runtime.vision.pixels import LUMA_BLACK, LUMA_RANGE, LUMA_WEIGHTS, ORDER
 
 TILE_PX = 4
 """Cells are 2 x 2 tiles, and overlap."""
@@ -26,41 +29,49 @@ FLICKER = 0.04
 """Lamps and exposure change the brightness of a whole picture by this much, and the scene stays the same."""
 DARK = 16.0
 
-_WEIGHTS = {"RGB": (0.299, 0.587, 0.114), "BGR": (0.114, 0.587, 0.299)}
 _PICTURES = 32
 _PICTURES_NEEDED = 8
 
 
-def luma_grid(place: Float32Array, spec: InputSpec, transform: Transform) -> Float32Array:
-    """Mean luma, 0-255, of each cell of the picture in `place` ([3, H, W], normalised by `spec`), without its padding.
+def luma_grid(place: InputArray, spec: InputSpec, transform: Transform) -> Float32Array:
+    """Mean luma, 0-255, of each cell of the picture in `place` (as `spec` declares it), without its padding.
 
     Where a side is no multiple of TILE_PX, its last tile covers a part of the one before; a side of one tile is a cell.
     """
     top, left = max(0, transform.top), max(0, transform.left)
     bottom = min(transform.dst_height, transform.top + transform.resized_height)
     right = min(transform.dst_width, transform.left + transform.resized_width)
-    rows = _tile_sums(place[:, top:bottom, left:right], axis=1)
     pixels = min(TILE_PX, bottom - top) * min(TILE_PX, right - left)
-    luma = np.zeros(rows.shape[1:], np.float32)
     offset = 0.0
-    for sums, weight, mean, std in zip(rows, _WEIGHTS[spec.color], spec.mean, spec.std, strict=True):
-        luma += sums * np.float32(weight * std / spec.scale / pixels)
-        offset += weight * mean / spec.scale
+    if spec.pixel == "nv12":
+        luma = _tile_sums(place[top:bottom, left:right], axis=0) * np.float32(255 / LUMA_RANGE / pixels)
+        offset = -LUMA_BLACK * 255 / LUMA_RANGE
+    elif spec.pixel == "float32":
+        rows = _tile_sums(place[:, top:bottom, left:right], axis=1)
+        luma = np.zeros(rows.shape[1:], np.float32)
+        for sums, weight, mean, std in zip(rows, LUMA_WEIGHTS[spec.color], spec.mean, spec.std, strict=True):
+            luma += sums * np.float32(weight * std / spec.scale / pixels)
+            offset += weight * mean / spec.scale
+    else:
+        rows = _tile_sums(place[top:bottom, left:right], axis=0)
+        luma = np.zeros(rows.shape[:2], np.float32)
+        for channel, weight in zip(ORDER[spec.pixel]["RGB"], LUMA_WEIGHTS["RGB"], strict=True):
+            luma += rows[..., channel] * np.float32(weight / pixels)
     tiles = _tile_sums(luma, axis=1) + np.float32(offset)
     cells: Float32Array = _pairs(_pairs(tiles).T).T
     return cells
 
 
-def _tile_sums(values: Float32Array, axis: int) -> Float32Array:
-    """The sums over each tile's part of an axis."""
+def _tile_sums(values: InputArray, axis: int) -> NDArray[Any]:
+    """The sums over each tile's part of an axis: of floats in float32, of bytes in uint16."""
     lines = np.moveaxis(values, axis, 0)
     step = min(TILE_PX, len(lines))
     end = len(lines) // step * step
-    sums: Float32Array = lines[:end:step].copy()
+    sums: NDArray[Any] = lines[:end:step].astype(np.uint16 if values.dtype == np.uint8 else np.float32)
     for index in range(1, step):  # several times as fast as a sum over an axis of four
         sums += lines[index:end:step]
     if end < len(lines):
-        sums = np.concatenate([sums, lines[-step:].sum(axis=0)[np.newaxis]])
+        sums = np.concatenate([sums, lines[-step:].sum(axis=0, dtype=sums.dtype)[np.newaxis]])
     return np.moveaxis(sums, 0, axis)
 
 

@@ -223,7 +223,7 @@ def test_places_of_a_batch_and_wrong_places() -> None:
     np.testing.assert_array_equal(batch[1], written(pixels, spec))
     for wrong in (np.empty((3, 64, 32), np.float32), np.empty((3, 64, 64), np.float64)):
         with pytest.raises(ValueError, match="place is"):
-            pixels.write_into(wrong, spec)  # type: ignore[arg-type]
+            pixels.write_into(wrong, spec)
 
 
 def test_one_frame_written_from_many_threads() -> None:
