@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from edge_runtime.cli import prepare_evaluate
+from edge_runtime.cli import prepare_evaluate, prepare_fuse, prepare_half
 from edge_runtime.errors import EXIT_DONE, NotThereError, UsageError
 from edge_runtime.prepare.answers import parse_number, parse_size, told
 from edge_runtime.records.spec import Color, Layout, Resize
@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `prepare` its sub-commands."""
     commands = parser.add_subparsers(dest="prepare_command", required=True, metavar="COMMAND")
     _add_import(commands.add_parser("import", help="make a bundle of an ONNX model", description=_IMPORT))
+    prepare_fuse.add_fuse(commands.add_parser("fuse", help="put preprocessing into a bundle's models"))
+    prepare_half.add_half(commands.add_parser("half", help="make a bundle's models compute in FP16 on TensorRT"))
     prepare_evaluate.add_evaluate(commands.add_parser("evaluate", help="measure a bundle's accuracy"))
     prepare_evaluate.add_compare(commands.add_parser("compare", help="compare two bundles' accuracy"))
 
@@ -97,6 +99,11 @@ def run(args: argparse.Namespace, read_image: ReadImage | None = None) -> int:
         return prepare_evaluate.run_evaluate(args)
     if args.prepare_command == "compare":
         return prepare_evaluate.run_compare(args)
+    if args.prepare_command == "fuse":
+        assert read_image is not None
+        return prepare_fuse.run_fuse(args, read_image)
+    if args.prepare_command == "half":
+        return prepare_half.run_half(args)
     return _run_import(args, read_image)
 
 

@@ -91,7 +91,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     app = _app()
     documents: list[dict[str, Any]] = []
     notes: tuple[str, ...] = ()
-    with _progress(sys.stderr) as progress:
+    with progress_on(sys.stderr) as progress:
         for done in app.evaluate_bundle(
             args.bundle,
             args.dataset,
@@ -119,7 +119,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
 def run_compare(args: argparse.Namespace) -> int:
     """Run `prepare compare`; returns the exit code: 3 where B loses more than --max-loss. Raises EdgeError."""
     app = _app()
-    with _progress(sys.stderr) as progress:
+    with progress_on(sys.stderr) as progress:
         compared: Compared = app.compare_bundles(
             _target(args.a),
             _target(args.b),
@@ -228,7 +228,7 @@ class Progress:
         self._begun: tuple[str, float] = ("", 0.0)
 
     def show(self, what: str, done: int, of: int) -> None:
-        """Called for every picture; writes only when it is time."""
+        """Called for every picture, `of` 0 where their number is not known; writes only when it is time."""
         now_s = self._now_s()
         if what != self._begun[0]:
             self._begun = (what, now_s)
@@ -236,7 +236,7 @@ class Progress:
             return
         self._shown_s = now_s
         left_s = (now_s - self._begun[1]) / max(done, 1) * (of - done)
-        text = f"{what}: {done} of {of} pictures, {left_s:.0f} s left"
+        text = f"{what}: {done} of {of} pictures, {left_s:.0f} s left" if of else f"{what}: {done} pictures"
         self._stream.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
         self._stream.flush()
         self._drawn = self._terminal
@@ -250,7 +250,8 @@ class Progress:
 
 
 @contextmanager
-def _progress(stream: TextIO) -> Iterator[Progress]:
+def progress_on(stream: TextIO) -> Iterator[Progress]:
+    """Progress on a stream, whose line is left empty at the end."""
     progress = Progress(stream)
     try:
         yield progress

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,30 +17,31 @@ from edge_runtime.durable import sync_folder, write_atomic
 from edge_runtime.engine.bundle import MANIFEST_NAME, Bundle, load_bundle
 from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, load_engine
 from edge_runtime.engine.probe import ReadImage, probe, record_golden
-from edge_runtime.errors import BundleError
+from edge_runtime.errors import BundleError, EdgeError, UsageError
 from edge_runtime.prepare.manifest_text import manifest_text
 from edge_runtime.prepare.png import encode_png
+from edge_runtime.records.frames import Pixels
 from edge_runtime.records.spec import InputSpec
 
-__all__ = ["BundleDraft", "Golden", "golden_picture"]
+__all__ = ["BundleDraft", "Golden", "check_target", "golden_picture", "named_reader"]
 
 Prove = Callable[[OnnxRuntimeEngine], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """Pictures to make golden ones of, by `read_image`; `tolerance` as in records of the golden check."""
+    """Pictures to make golden ones of, by variant, and their reader; `tolerance` as in records of the golden check."""
 
-    pictures: Sequence[Path]
+    pictures: Mapping[str, Sequence[Path]]
     read_image: ReadImage
     tolerance: float
 
 
 @dataclass(slots=True)
 class BundleDraft:
-    """The tables of a bundle.toml to be, the model's bytes and the labels."""
+    """The tables of a bundle.toml to be, the files that they name (models, golden ones made before) and the labels."""
 
-    model: bytes
+    files: Mapping[str, bytes]
     labels: Sequence[str]
     bundle: Mapping[str, Any]
     input: Mapping[str, Any]
@@ -51,18 +52,20 @@ class BundleDraft:
         """Make the bundle `out_dir`, replacing one that is there (in two renames; it comes back if the second fails).
 
         prove: given the loaded engine of the first variant before anything is in place; what it raises ends the
-        writing. `notes` is added to.
+        writing. `notes` is added to. Variants without a file for onnxruntime are not run: whoever makes them has to.
 
         Raises BundleError for what does not load and run, OSError when the disk refuses; then nothing is left.
         """
         aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".new", dir=out_dir.parent))
         try:
             aside.chmod(0o755)
-            write_atomic(aside / "model.onnx", self.model)
+            for name, data in self.files.items():
+                (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(aside / name, data)
             write_atomic(aside / "labels.txt", "".join(f"{word}\n" for word in self.labels).encode())
             self._write_manifest(aside)
             bundle = load_bundle(aside)
-            for place, name in enumerate(bundle.variants):
+            for place, name in enumerate(bundle.variants_for("onnxruntime")):
                 engine = load_engine(bundle, name)
                 if engine.allowed_batches is not None:
                     notes.append(f"{name} runs batches of {engine.allowed_batches[0]} only: its batch axis is fixed")
@@ -73,10 +76,11 @@ class BundleDraft:
                     engine.close()
             if golden is not None:
                 for variant in self.variants:
-                    _add_golden(aside, bundle, variant, golden)
+                    if pictures := golden.pictures.get(variant["name"]):
+                        _add_golden(aside, bundle, variant, pictures, golden)
                 self._write_manifest(aside)
                 bundle = load_bundle(aside)
-                for name in bundle.variants:  # proves that what was just written is read back as meant
+                for name in bundle.variants_for("onnxruntime"):  # what was just written is read back as meant
                     engine = load_engine(bundle, name)
                     probe(engine, engine.open_lane(), bundle, name, golden.read_image)
                     engine.close()
@@ -91,7 +95,7 @@ class BundleDraft:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _write_manifest(self, folder: Path) -> None:
-        listed = {"model.onnx", MANIFEST_NAME}
+        listed = {MANIFEST_NAME, *(path for variant in self.variants for path in _artefacts(variant["files"]))}
         files = {}
         for path in sorted(folder.rglob("*")):
             relative = path.relative_to(folder).as_posix()
@@ -101,13 +105,25 @@ class BundleDraft:
         write_atomic(folder / MANIFEST_NAME, text.encode())
 
 
-def _add_golden(folder: Path, bundle: Bundle, variant: dict[str, Any], golden: Golden) -> None:
+def _artefacts(files: Mapping[str, Any]) -> Iterator[str]:
+    """The paths that a variant's `files` lists: a model for each backend, and plans with a sidecar each."""
+    for entry in files.values():
+        for file in (
+            [entry] if isinstance(entry, Mapping) else [each for plan in entry for each in (plan, plan["sidecar"])]
+        ):
+            yield file["path"]
+
+
+def _add_golden(
+    folder: Path, bundle: Bundle, variant: dict[str, Any], pictures: Sequence[Path], golden: Golden
+) -> None:
     name = variant["name"]
     place = folder / "golden" / name
     place.mkdir(parents=True)
     made = []
-    for number, picture in enumerate(golden.pictures, start=1):
-        path = place / f"{number:02d}-{picture.stem}.png"
+    for number, picture in enumerate(pictures, start=1):
+        # those of another variant are numbered already
+        path = place / f"{number:02d}-{picture.stem.removeprefix(f'{number:02d}-')}.png"
         write_atomic(path, golden_picture(golden.read_image, picture, bundle.input_spec(name)))
         made.append(path)
     sync_folder(place)
@@ -130,7 +146,7 @@ def golden_picture(read_image: ReadImage, picture: Path, spec: InputSpec) -> byt
     Its size is the model's input, or for a crop with a `short_side` the part around it. The last three bits of
     every value are levelled, which halves the file and leaves people people.
     """
-    size = replace(spec, color="RGB", scale=1.0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    size = replace(spec, color="RGB", scale=1.0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), pixel="float32")
     if spec.short_side is not None:
         size = replace(size, width=max(spec.width, spec.short_side), height=max(spec.height, spec.short_side))
     plane = np.empty(size.shape, np.float32)
@@ -138,6 +154,37 @@ def golden_picture(read_image: ReadImage, picture: Path, spec: InputSpec) -> byt
     pixels = np.clip(np.rint(plane), 0, 255).astype(np.uint8).transpose(1, 2, 0)
     pixels = pixels & np.uint8(0xF8) | np.uint8(0x04)
     return encode_png(pixels)
+
+
+def check_target(out_dir: Path, overwrite: bool) -> None:
+    """Raises UsageError where `out_dir` may not become a bundle."""
+    if not out_dir.exists():
+        if not out_dir.parent.is_dir():
+            raise UsageError("there is no such folder", where=str(out_dir.parent), remedy="make it first")
+        return
+    if out_dir.is_dir() and not any(out_dir.iterdir()):
+        return
+    if not (out_dir / MANIFEST_NAME).is_file():
+        raise UsageError("exists and is no bundle", where=str(out_dir), remedy="name a new folder")
+    if not overwrite:
+        raise UsageError("is a bundle already", where=str(out_dir), remedy="name a new folder, or pass --overwrite")
+
+
+def named_reader(read_image: ReadImage) -> ReadImage:
+    """The same reader, whose refusals are UsageErrors that name the file."""
+
+    def read(path: Path) -> Pixels:
+        try:
+            return read_image(path)
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror or error}"
+        except EdgeError as error:
+            reason = error.message
+        raise UsageError(
+            reason, code="image_unreadable", where=str(path), remedy="name JPEG, PNG, BMP or WebP pictures"
+        )
+
+    return read
 
 
 def _put_in_place(aside: Path, out_dir: Path) -> None:

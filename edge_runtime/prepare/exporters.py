@@ -79,8 +79,8 @@ def refuse_unreadable(model: OnnxFile, where: str) -> None:
     (picture,) = model.inputs
     if picture.kind == "UINT8":
         raise refuse(
-            "takes uint8 pixels, so its preprocessing is inside, and this version reads float32 inputs only",
-            "export it without the preprocessing steps",
+            "takes uint8 pixels, so its preprocessing is inside, and a model without is wanted",
+            "export it without the preprocessing steps; `prepare fuse` puts them in, as the bundle declares them",
             "input_mismatch",
         )
     if picture.kind == "FLOAT16":

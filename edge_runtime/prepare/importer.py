@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.durable import write_atomic
-from edge_runtime.engine.bundle import MANIFEST_NAME, Bundle
+from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, open_session, output_shapes
 from edge_runtime.engine.probe import ReadImage
 from edge_runtime.errors import BundleError, EdgeError, RefusedError, UsageError
-from edge_runtime.prepare.bundle_draft import BundleDraft, Golden
+from edge_runtime.prepare.bundle_draft import BundleDraft, Golden, check_target, named_reader
 from edge_runtime.prepare.contact_sheet import MAX_PICTURES, cell, contact_sheet
 from edge_runtime.prepare.exporters import Stated, read_stated, refuse_unreadable
 from edge_runtime.prepare.families import Triple
@@ -30,7 +30,6 @@ from edge_runtime.prepare.suggest import (
     settle,
     size_setting,
 )
-from edge_runtime.records.frames import Pixels
 from edge_runtime.records.spec import Color, InputSpec, Layout, Resize
 
 __all__ = ["ImportResult", "import_model"]
@@ -103,7 +102,7 @@ def import_model(
     decide or correct (code "settings_open" where settings have to be said), RefusedError (code "sanity") where
     the sanity run says no, EdgeError (code "write_failed") when the disk refuses.
     """
-    _check_target(out_dir, overwrite)
+    check_target(out_dir, overwrite)
     if (pictures or images) and read_image is None:
         raise UsageError("pictures need a reader of pictures")
     notes: list[str] = []
@@ -139,7 +138,7 @@ def import_model(
     if licence is None:
         notes.append("no licence was given: the bundle says 'not stated'")
     draft = BundleDraft(
-        model=model.data,
+        files={"model.onnx": model.data},
         labels=words,
         bundle={
             "name": name or out_dir.resolve().name,
@@ -160,8 +159,11 @@ def import_model(
     check = None
     if images:
         assert read_image is not None
-        check = _Check(images, _named(read_image), sheet, force, notes)
-    golden = Golden(pictures, _named(read_image), tolerance) if pictures and read_image is not None else None
+        check = _Check(images, named_reader(read_image), sheet, force, notes)
+    golden = None
+    if pictures and read_image is not None:
+        named = [variant["name"] for variant in draft.variants]
+        golden = Golden(dict.fromkeys(named, pictures), named_reader(read_image), tolerance)
     try:
         bundle = draft.write(out_dir, golden, check, notes)
     except OSError as error:
@@ -204,23 +206,6 @@ def _listed(paths: Sequence[Path], notes: list[str]) -> list[Path]:
         notes.append(f"{_MOST_PICTURES} of {len(found)} pictures are looked at, spread evenly")
         found = [found[index * len(found) // _MOST_PICTURES] for index in range(_MOST_PICTURES)]
     return found
-
-
-def _named(read_image: ReadImage) -> ReadImage:
-    """The same reader, whose refusals name the file."""
-
-    def read(path: Path) -> Pixels:
-        try:
-            return read_image(path)
-        except OSError as error:
-            reason = f"cannot be read: {error.strerror or error}"
-        except EdgeError as error:
-            reason = error.message
-        raise UsageError(
-            reason, code="image_unreadable", where=str(path), remedy="name JPEG, PNG, BMP or WebP pictures"
-        )
-
-    return read
 
 
 def _labels(path: Path | None, stated: Stated, where: str, notes: list[str]) -> tuple[tuple[str, ...], Setting]:
@@ -291,19 +276,6 @@ class _Check:
             outputs = [report.seen[flags][place].output for flags in ("", beside) if flags is not None]
             cells.append(cell(self._read_image(path), outputs, labels))
         write_atomic(self._sheet, contact_sheet(cells))
-
-
-def _check_target(out_dir: Path, overwrite: bool) -> None:
-    if not out_dir.exists():
-        if not out_dir.parent.is_dir():
-            raise UsageError("there is no such folder", where=str(out_dir.parent), remedy="make it first")
-        return
-    if out_dir.is_dir() and not any(out_dir.iterdir()):
-        return
-    if not (out_dir / MANIFEST_NAME).is_file():
-        raise UsageError("exists and is no bundle", where=str(out_dir), remedy="name a new folder")
-    if not overwrite:
-        raise UsageError("is a bundle already", where=str(out_dir), remedy="name a new folder, or pass --overwrite")
 
 
 def _read_labels(path: Path) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ the pictures; here that is done for a thousand resamples together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,16 @@ class _Ranking:
 class Matches:
     """Which detections met which boxes, picture by picture, by COCO's rules.
 
-    truths: [4 sizes, classes, pictures] int64, boxes to be found.
+    truths: [sizes, classes, pictures] int64, boxes to be found; the sizes are `AREAS`, or the first of them alone.
     """
 
     truths: NDArray[np.int64]
     _rankings: tuple[tuple[_Ranking, ...], ...]
     _recalls: NDArray[np.float64]
+
+    def all_sizes(self) -> Matches:
+        """The same without small, medium and large objects apart: a quarter of the work where only mAP is asked for."""
+        return replace(self, truths=self.truths[:1], _rankings=self._rankings[:1])
 
     def found(self, score: float) -> NDArray[np.int64]:
         """[pictures] int64: boxes met with an IoU of 0.5 by a detection of their class above `score` (0-1)."""
@@ -58,7 +62,7 @@ class Matches:
         return found
 
     def precision(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """[4 sizes, classes, 10 thresholds, resamples] float64: the average precision of every resample.
+        """[sizes, classes, 10 thresholds, resamples] float64: the average precision of every resample.
 
         `counts`: [pictures, resamples], how often each picture is in it. As COCOeval.accumulate computes it where
         the copies of a picture follow one another; NaN where there is no box to find. Only the precision at a hit

@@ -78,7 +78,7 @@ def read_onnx(path: Path) -> OnnxFile:
     return OnnxFile(
         data=data,
         joined=joined,
-        precision=_precision(model),
+        precision=read_precision(model),
         opset=opset,
         producer=model.producer_name,
         graph=model.graph.name,
@@ -127,7 +127,8 @@ def _join(model: Any, path: Path) -> bytes:
     return joined
 
 
-def _precision(model: Any) -> Precision:
+def read_precision(model: Any) -> Precision:
+    """What an onnx.ModelProto computes in, by its operators and weights."""
     kinds = {node.op_type for node in model.graph.node}
     if any(kind.startswith("QLinear") or kind in ("QuantizeLinear", "ConvInteger") for kind in kinds):
         return "int8"

@@ -1,0 +1,167 @@
+"""`edge-runtime prepare half`: arguments, progress and printing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_runtime.cli.numbers import count
+from edge_runtime.cli.prepare_evaluate import progress_on
+from edge_runtime.errors import EXIT_DONE, NotThereError
+
+if TYPE_CHECKING:
+    from edge_runtime.prepare.half import HalfResult, HalfVariant
+
+_HALF = """Make a bundle whose models compute in FP16 on TensorRT, where that is safe: which tensors stay in range is
+seen on --calibrate pictures, and sums, softmax, box decoding and the like stay in float32. Each new variant is measured
+against the float one; where it may lose more than --max-loss nothing is written and the exit code is 3."""
+_NAMED = 12
+_LEAST_RESAMPLES = 100
+
+
+def add_half(parser: argparse.ArgumentParser) -> None:
+    """Give `prepare half` its arguments."""
+    parser.description = _HALF
+    parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's folder, or bundled:NAME")
+    parser.add_argument("out_dir", metavar="OUT_DIR", type=Path, help="the new bundle's folder; must not exist")
+    parser.add_argument(
+        "--calibrate",
+        nargs="+",
+        required=True,
+        metavar="SRC",
+        help="pictures, folders of them, or clips (also bundled:NAME), such as the cameras see",
+    )
+    parser.add_argument(
+        "--evaluate",
+        type=Path,
+        metavar="DATASET",
+        help="labelled pictures that were not calibrated with, as for `prepare evaluate` (default: every fourth of "
+        "--calibrate is held back, and the float model's answers are taken for right)",
+    )
+    parser.add_argument(
+        "--max-loss", type=_share, default=0.01, metavar="0-1", help="of the metric, relative (%(default)s)"
+    )
+    parser.add_argument(
+        "--accept",
+        choices=("bound", "point"),
+        default="bound",
+        help="what must be within --max-loss: the 90 %% bound of the loss, or the loss as seen (%(default)s)",
+    )
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="V", help="default: all of fp32; again for more"
+    )
+    parser.add_argument("--every", type=count, default=10, metavar="N", help="of a clip, every Nth frame (%(default)s)")
+    parser.add_argument("--seed", type=_whole, default=0, help="of what is drawn (%(default)s)")
+    parser.add_argument("--resamples", type=_resamples, default=2000, metavar="N", help="of the bound (%(default)s)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the bundle in OUT_DIR")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)
+
+
+def _resamples(text: str) -> int:
+    if (value := count(text)) < _LEAST_RESAMPLES:
+        raise argparse.ArgumentTypeError(f"{text} resamples give no bound: at least {_LEAST_RESAMPLES}")
+    return value
+
+
+def run_half(args: argparse.Namespace) -> int:
+    """Run the parsed command; returns the exit code. Raises EdgeError."""
+    try:
+        from edge_runtime.app.halving import halve
+    except ImportError as error:
+        raise NotThereError(
+            f"`prepare` needs {error.name}", code="not_installed", remedy="pip install 'edge-runtime[prepare]'"
+        ) from None
+    with progress_on(sys.stderr) as progress:
+        result = halve(
+            args.bundle,
+            args.out_dir,
+            calibrate=args.calibrate,
+            evaluate=args.evaluate,
+            variants=args.variant,
+            max_loss=args.max_loss,
+            accept=args.accept,
+            every=args.every,
+            overwrite=args.overwrite,
+            seed=args.seed,
+            resamples=args.resamples,
+            progress=progress.show,
+        )
+    if args.json:
+        json.dump(_document(result), sys.stdout, indent=2)
+        print()
+        return EXIT_DONE
+    for note in result.notes:
+        print(f"note: {note}", file=sys.stderr)
+    for variant in result.variants:
+        print("\n".join(_table(variant)))
+    bundle = result.bundle
+    print(f"{bundle.root}: {bundle.name} {bundle.digest}, variants {', '.join(bundle.variants)}")
+    return EXIT_DONE
+
+
+def _table(variant: HalfVariant) -> list[str]:
+    """What a person reads."""
+    plan = variant.plan
+    lines = [
+        f"{variant.name}, of {variant.source}",
+        f"  {variant.gate}",
+        f"  {len(plan.half)} of {len(plan.choices)} nodes in FP16; of {plan.weights} weights there, {plan.subnormal} "
+        f"are subnormal and {plan.lost} become 0",
+    ]
+    for why, operators in plan.reasons().items():
+        told = ", ".join(f"{number} {operator}" for operator, number in sorted(operators.items()))
+        lines.append(f"  float32: {told}: it {why}")
+    detailed = [choice for choice in plan.choices.values() if choice.detail is not None]
+    lines += [f"    {choice.name} ({choice.operator}): {choice.detail}" for choice in detailed[:_NAMED]]
+    if len(detailed) > _NAMED:
+        lines.append(f"    and {len(detailed) - _NAMED} more: --json names all")
+    return lines
+
+
+def _document(result: HalfResult) -> dict[str, Any]:
+    bundle = result.bundle
+    return {
+        "bundle": str(bundle.root),
+        "name": bundle.name,
+        "digest": bundle.digest,
+        "variants": list(bundle.variants),
+        "calibration_pictures": result.pictures,
+        "made": [_variant_document(variant) for variant in result.variants],
+        "notes": list(result.notes),
+    }
+
+
+def _variant_document(variant: HalfVariant) -> dict[str, Any]:
+    plan = variant.plan
+    return {
+        "name": variant.name,
+        "source": variant.source,
+        "gate": variant.gate.as_dict(),
+        "nodes": len(plan.choices),
+        "half": len(plan.half),
+        "weights": {"half": plan.weights, "subnormal": plan.subnormal, "lost": plan.lost},
+        "float32": [
+            {"name": choice.name, "operator": choice.operator, "why": choice.why, "detail": choice.detail}
+            for choice in plan.choices.values()
+            if choice.why is not None
+        ],
+    }
