@@ -205,7 +205,9 @@ class ModelConfig(_Table):
         description="Which of the bundle's variants runs. auto: the first listed, by custom the best.",
     )
     backend: Annotated[Literal["auto", "tensorrt", "onnxruntime"], Right("auto, tensorrt or onnxruntime")] = Field(
-        "auto", description="What runs the model. auto: ONNX Runtime on the CPU; this version has no other."
+        "auto",
+        description="What runs the model. auto: TensorRT where it is installed and a plan for this device is built, "
+        "which happens by itself; until then, and elsewhere, ONNX Runtime on the CPU. tensorrt: that or nothing.",
     )
     max_batch: Annotated[Literal["auto"] | int, auto_or_count(256), Right('"auto" or a whole number from 1 to 256')] = (
         Field("auto", description="Most frames in one run. auto: measured at warm-up; on a CPU usually 1.")

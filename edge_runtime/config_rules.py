@@ -26,7 +26,6 @@ from edge_runtime.toml_source import KeyPath
 # "= VALUE" narrows a row to one value, and to one scheme for an address ("= rtsp" covers rtsps too).
 NOT_YET: Final[dict[str, str]] = {
     "update": "updates over MQTT",
-    "model.backend = tensorrt": "running models on TensorRT",
 }
 
 

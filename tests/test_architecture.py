@@ -50,7 +50,16 @@ OPTIONAL = [
 ]
 """Libraries that an extra or the device brings."""
 
-DOORS = ["app.evaluate", "camera.gstreamer", "engine.tensorrt", "fleet", "hardware.jtop", "mqtt.embedded", "prepare"]
+DOORS = [
+    "app.evaluate",
+    "app.halving",
+    "camera.gstreamer",
+    "engine.tensorrt",
+    "fleet",
+    "hardware.jtop",
+    "mqtt.embedded",
+    "prepare",
+]
 """The modules and folders that may need them."""
 
 IMPORT_ALL = f"""

@@ -275,7 +275,6 @@ PLANTED: list[tuple[str, str, int | None, str | None, str, str]] = [
     ("", "[budget]\nlatency_p99_ms = true\n", 16, "budget.latency_p99_ms", "true is true or false", "a number"),
     ("", "[budget]\ntemperature_c = 85\nprofile = 3\n", 17, "budget.profile", "3 is not text", "path of a file"),
     ("", '[web]\nlisten = "0.0.0.0:8080"\n', 16, "web.listen", "open to other machines", "token_file"),
-    (MODEL, f'{MODEL}\nbackend = "tensorrt"', 15, "model[1].backend", '"tensorrt" is known, but', "another"),
     (URL2, '"gst:"', 10, "camera[2].url", "no elements", "gst:"),
     (URL2, '"csi:left"', 10, "camera[2].url", "no sensor", "csi:0"),
     (URL2, '"file:a.mp4"\ntransport = "udp"', 11, "camera[2].transport", "only RTSP cameras", "leave it out"),

@@ -93,7 +93,7 @@ SHELL_LINES = [
 ]
 OURS = re.compile(r"(?:\S*/)?(edge-runtime|scripts/[\w-]+)(?:\s|$)")
 OTHERS = ("python3", "pip", "mosquitto_sub", "mosquitto_pub", "mosquitto_rr", "curl", "systemctl", "systemd-sysusers",
-          "systemd-tmpfiles", "journalctl", "install", "tar", "apt-get")  # fmt: skip
+          "systemd-tmpfiles", "journalctl", "install", "tar", "apt-get", "env", "usermod", "docker")  # fmt: skip
 SPANS = [
     (page.name, " ".join(span.split()))
     for page in PAGES

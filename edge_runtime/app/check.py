@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edge_runtime.app.engines import has
 from edge_runtime.app.models import open_bundle
 from edge_runtime.config import Config, ModelConfig
+from edge_runtime.engine.manifest import Backend
 from edge_runtime.errors import BundleError
 from edge_runtime.secret_file import is_credential
 
@@ -33,7 +35,12 @@ def check_files(config: Config) -> list[str]:
 
 def _check(model: ModelConfig) -> str | None:
     try:
-        open_bundle(model.bundle).variant(model.variant, "onnxruntime")
+        bundle = open_bundle(model.bundle)
+        # with "auto" a plan may be built for what has no file for the CPU
+        backend: Backend = "onnxruntime"
+        if model.backend == "tensorrt" or (model.backend == "auto" and not has(bundle, model.variant, "onnxruntime")):
+            backend = "tensorrt" if has(bundle, model.variant, "tensorrt") or model.backend == "tensorrt" else backend
+        bundle.variant(model.variant, backend)
     except BundleError as error:
         return f"model {model.name}: {error}"
     return None

@@ -14,11 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_runtime.app.backing import Backing
 from edge_runtime.app.budget import BudgetKeeper
+from edge_runtime.app.building import PLANS, Builder, PlanMaker
 from edge_runtime.app.camera_set import OpenSource, open_source
 from edge_runtime.app.cameras import CameraKeeper
 from edge_runtime.app.command_door import CommandDoor
 from edge_runtime.app.door import DaemonDoor, History
+from edge_runtime.app.engines import Engines
 from edge_runtime.app.governing import Governing, find_profile
 from edge_runtime.app.health import (
     LOOK_PERIOD_S,
@@ -48,8 +51,11 @@ from edge_runtime.config import Config
 from edge_runtime.control.commands import camera, ping, reload, set_budget, variant
 from edge_runtime.control.dispatcher import Dispatcher
 from edge_runtime.control.journal import JOURNAL_NAME, CommandJournal
+from edge_runtime.engine.tensorrt.gpu import open_gpu
+from edge_runtime.engine.tensorrt.plans import PlanStore
 from edge_runtime.errors import EdgeError
 from edge_runtime.hardware.memory import available_bytes, use_one_arena
+from edge_runtime.hardware.protocol import ClockControl
 from edge_runtime.hardware.sampler import Sampler
 from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.frames import FrameResult
@@ -80,6 +86,8 @@ STOP_S = 4.5
 PIPELINE_STOP_S = 2.0
 LOADER_STOP_S = 0.7
 """A proof is killed at once; a session that is being created cannot be, and ends with the process."""
+BUILDER_STOP_S = 0.5
+GPU_STOP_S = 0.5
 RUNTIME_DIRECTORY = "RUNTIME_DIRECTORY"
 """systemd's variable: where the control socket goes, if it is set."""
 
@@ -149,6 +157,18 @@ class Daemon:
         )
         self._loader = Loader(self._thread_died)
         self.shelf = Shelf(config.device.store, self._clock)
+        self._plans = PlanStore(config.device.store / PLANS)
+        maker = PlanMaker(self._plans, prove=prove, free_bytes=available_bytes)
+        # a simulated module has no GPU but the simulated one
+        gpu = None if self._machine.wrap is not None else lambda: open_gpu(self._gpu_died)
+        self.engines = Engines(maker, gpu)
+        self._builder = Builder(
+            maker,
+            self.engines.here,
+            made=lambda model: self.keeper.plans_made(model),
+            failed=lambda model, error: self.keeper.plans_failed(model, error),
+            on_death=self._thread_died,
+        )
         self.keeper = ModelKeeper(
             config,
             self.pipeline,
@@ -160,10 +180,12 @@ class Daemon:
                 read_image=lambda path: decode_image(path.read_bytes()),
                 cancel=self._loader.cancel,
                 wrap=self._machine.wrap,
+                engines=self.engines,
             ),
             self._loader,
             tell=self._tell.model,
             changed=self._report,
+            backing=Backing(self.engines, want=self._builder.want, maker=maker),
         )
         self._journal = CommandJournal(
             config.device.store / JOURNAL_NAME, self._clock, clock_synced, self.identity.boot
@@ -227,6 +249,7 @@ class Daemon:
         token = None if config.web is None or config.web.token_file is None else read_token(config.web.token_file)
         self.cameras.load()
         self.keeper.count_cameras(self.cameras.cameras())
+        self._sweep_plans()
         self._loading = True
         try:
             self.keeper.load(self._keep_loading)
@@ -258,6 +281,7 @@ class Daemon:
         self.pipeline.start()
         self._windows.start()
         self._loader.start()
+        self._builder.start()
         self._commands.start()
         self.keeper.tell_start()
         self.cameras.tell_start()
@@ -324,6 +348,7 @@ class Daemon:
 
         # first of all: a job that loads a model gives up
         step(lambda: self._loader.stop(left_s(LOADER_STOP_S)))
+        step(lambda: self._builder.stop(left_s(BUILDER_STOP_S)))
         if (governing := self._governing) is not None:
             # what it would see from here on is nobody's wish; its point stays until nothing runs any more
             step(lambda: governing.stop(left_s(0.3)))
@@ -334,6 +359,7 @@ class Daemon:
             # the last window has everything that was in flight
             step(lambda: windows.stop(left_s(0.8)))
         step(self.pipeline.close)
+        step(lambda: self.engines.stop(left_s(GPU_STOP_S)))
         if governing is not None:
             step(governing.close)
         if (web := self._web) is not None:
@@ -360,6 +386,13 @@ class Daemon:
         self._notifier.extend_timeout(int(LOAD_DEADLINE_S * 1e6))
         return not self.stopping
 
+    def _sweep_plans(self) -> None:
+        try:
+            for name in self._plans.sweep():
+                log.info("what an interrupted build left was removed: %s", name)
+        except (EdgeError, OSError) as error:
+            log.warning("what an interrupted build left could not be removed: %s", error)
+
     def _make_sampler(self) -> Sampler:
         machine, hardware = self._machine, self._config.device.hardware
         if isinstance(machine.sensors, Unavailable):
@@ -383,10 +416,15 @@ class Daemon:
             sampler,
             profile=profile,
             profile_trouble=trouble,
-            clock=self._machine.clock,
+            clock=self._gpu_clock(),
             tell=self._tell.governor,
+            hold=lambda: self._builder.building,
             on_death=self._thread_died,
         )
+
+    def _gpu_clock(self) -> ClockControl | None:
+        """The GPU's clock, where anything runs there: it is no means against what runs on the CPU."""
+        return self._machine.clock if self._machine.wrap is not None or self.engines.has_gpu else None
 
     def _window_sources(self, sampler: Sampler) -> WindowSources:
         return WindowSources(
@@ -529,6 +567,13 @@ class Daemon:
                 *(() if governing is None else governing.alarms()),
             ],
         )
+
+    def _gpu_died(self, message: str) -> None:
+        """A sticky error: nothing on the GPU works in this process any more. On the thread "gpu"."""
+        self._fatal = message
+        log.critical("%s; stopping", message)
+        self._ending.set()
+        self.request_stop()
 
     def _thread_died(self, name: str, error: BaseException) -> None:
         # one thread less and nobody would notice: end, and let the service manager start anew

@@ -320,6 +320,7 @@ class DaemonDoor:
             backend=model.backend if up else None,
             max_batch=model.max_batch if up else None,
             lanes=desk.lanes,
+            backend_reason=self.keeper.backend_reason(model.name),
             cache=self.history.cache(model.name),
             reason=model.down_reason,
         )

@@ -62,8 +62,8 @@ class Governing:
     """Owns the thread "governor". `_look`, `_act` and what they call run there; `begin` before it, on any other.
 
     `profile`: what engines cost on this device, as far as that is known; `profile_trouble`: why that which is there is
-    not used. `clock`: a cap of the GPU's clock, if there
-    is one. `tell` gets every decision.
+    not used. `clock`: a cap of the GPU's clock, if there is one. `tell` gets every decision. `hold`: why the safe point
+    is to be kept to, if it is: see Controller.held.
     """
 
     def __init__(
@@ -78,8 +78,10 @@ class Governing:
         profile_trouble: str | None = None,
         clock: ClockControl | None,
         tell: Tell,
+        hold: Callable[[], str | None] = lambda: None,
         on_death: Callable[[str, BaseException], None] | None = None,
     ) -> None:
+        self._hold = hold
         self._pipeline = pipeline
         self._keeper = keeper
         self._cameras = cameras
@@ -96,7 +98,13 @@ class Governing:
         self._controller = Controller()
         self._lease = PointLease(self._act)
         self._loop = GovernorLoop(
-            self._look, self._lease, self._told, controller=self._controller, period_s=self._period_s, on_death=on_death
+            self._look,
+            self._lease,
+            self._told,
+            controller=self._controller,
+            period_s=self._period_s,
+            hold=hold,
+            on_death=on_death,
         )
         self._operating = Operating(budget())
         self._applied: OperatingPoint | None = None
@@ -350,7 +358,7 @@ class Governing:
 
     def _told(self, decision: Decision, look: Look) -> None:
         self._free = decision.state == "off" and self._complete
-        self._trouble = _why_safe(look) if decision.state == "safe" else None
+        self._trouble = (self._hold() or _why_safe(look)) if decision.state == "safe" else None
         changes = self._operating.changes + decision.changed
         estimates = self._controller.estimates(look.site, look.sample)
         self._operating = Operating(look.budget, decision, changes, estimates)

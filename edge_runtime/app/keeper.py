@@ -9,17 +9,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from edge_runtime.app.backing import Backing
+from edge_runtime.app.engines import PlanMissing
 from edge_runtime.app.loader import Loader
-from edge_runtime.app.models import BACKEND, ladder_of, lanes_for, load_variant, measure, offered, open_bundle
+from edge_runtime.app.models import ladder_of, lanes_for, load_variant, measure, offered, open_bundle
 from edge_runtime.app.outcome import Source, describe, outcome, passing
 from edge_runtime.app.shelf import Shelf
 from edge_runtime.app.swap import Swapper, Target, Wish
 from edge_runtime.config import CameraConfig, Config, ModelConfig
 from edge_runtime.engine.bundle import Bundle
+from edge_runtime.engine.manifest import Backend
 from edge_runtime.engine.slot import Resident
-from edge_runtime.errors import BundleError, EdgeError, EngineError
+from edge_runtime.errors import EXIT_USAGE, BundleError, EdgeError, EngineError
 from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.commands import ReloadArgs, ReloadResult, VariantArgs
 from edge_runtime.records.events import ReportedModel, Scalar, Severity
@@ -36,7 +39,7 @@ _GIVEN_UP = ("cancelled", "stopping")
 @dataclass(slots=True)
 class _Kept:
     """One configured model. `bundle` and `variant` are what is to run, or ran last; None while it is down for `error`.
-    The governor may let a lighter variant run meanwhile.
+    The governor may let a lighter variant run meanwhile. `asked`: the variant as it was asked for, which may be "auto".
 
     `loaded`: the configuration that it was loaded by, where `config` could not be taken over yet.
     `fallback`: why it does not run what was reloaded last. `previous`: the digest of the bundle before, for a way back.
@@ -49,6 +52,7 @@ class _Kept:
     loaded: ModelConfig
     bundle: Bundle | None = None
     variant: str = "auto"
+    asked: str = "auto"
     source: Source = "configuration"
     error: EdgeError | None = None
     fallback: str | None = None
@@ -59,7 +63,8 @@ class _Kept:
 class ModelKeeper:
     """Loads, exchanges and remembers the models of a daemon.
 
-    `tell` gets events, `changed` is called when what runs has changed; both on the thread that changes it.
+    `tell` gets events, `changed` is called when what runs has changed; both on the thread that changes it. `backing`
+    knows by what each model runs; who builds plans for it tells `plans_made` and `plans_failed`.
     """
 
     def __init__(
@@ -72,7 +77,9 @@ class ModelKeeper:
         *,
         tell: Tell,
         changed: Callable[[], None],
+        backing: Backing | None = None,
     ) -> None:
+        self._backing = backing or Backing(swapper.engines)
         self._pipeline = pipeline
         self._shelf = shelf
         self._swapper = swapper
@@ -106,11 +113,11 @@ class ModelKeeper:
                 ladder = self._load_choice(kept, choice.bundle, choice.variant)
                 if not ladder and not keep_going():
                     return
-            if not ladder:
+            if not ladder and not isinstance(kept.error, PlanMissing):
                 ladder = self._load_configured(kept)
             if ladder and kept.bundle is not None:
                 kept.variant = ladder[0].info.variant
-                if (note := _missing(kept.bundle, kept.config)) is not None:
+                if (note := _missing(kept.bundle, kept.config, ladder[0])) is not None:
                     log.warning("model %s: %s", name, note)
             measure(ladder)
             self._pipeline.add_model(
@@ -125,8 +132,9 @@ class ModelKeeper:
                 cache_max_age_s=kept.config.cache_max_age_s,
             )
         errors = [kept.error for kept in self._kept.values() if kept.error is not None]
-        if errors and len(errors) == len(self._kept):
-            raise errors[0] if len(errors) == 1 else _no_model(errors)
+        # one whose plan is being built comes up then
+        if errors and len(errors) == len(self._kept) and not any(isinstance(each, PlanMissing) for each in errors):
+            raise errors[0] if len(errors) == 1 and errors[0].exit_code == EXIT_USAGE else _no_model(errors)
         for name, kept in self._kept.items():
             if kept.error is not None:
                 log.error("model %s is down: %s", name, kept.error)
@@ -135,7 +143,7 @@ class ModelKeeper:
         """What is not as it was wanted, until it is."""
         kept = self._kept.values()
         found = (self._shelf.trouble, *(each.fallback for each in kept), *(each.left_out for each in kept))
-        return [each for each in found if each]
+        return [*(each for each in found if each), *self._backing.alarms()]
 
     def tell_start(self) -> None:
         """An event for everything that is not as it was wanted; once events can be sent."""
@@ -151,38 +159,60 @@ class ModelKeeper:
         name = kept.config.name
         try:
             bundle = self._shelf.open(digest)
-            ladder = self._swapper.load_proved(kept.config, bundle, variant, lanes=kept.lanes, streams=kept.streams)
+            wish = self._backing.wish(kept.config, bundle, variant)
+            ladder = self._swapper.load_proved(kept.config, wish, lanes=kept.lanes, streams=kept.streams)
+        except PlanMissing as missing:
+            kept.bundle, kept.asked, kept.source = bundle, variant, "reload"
+            self._wait_for_plan(kept, bundle, missing)
+            return ()
         except EdgeError as error:
             if error.code in _GIVEN_UP:
                 return ()
             kept.fallback = f"model {name}: what was reloaded last cannot run ({error}); the configuration decides"
             log.error("%s", kept.fallback)
             return ()
-        kept.bundle, kept.source = bundle, "reload"
+        kept.bundle, kept.asked, kept.source = bundle, variant, "reload"
+        self._backing.taken(name, wish)
         return ladder
 
     def _load_configured(self, kept: _Kept) -> Sequence[Resident]:
         try:
             kept.bundle = bundle = open_bundle(kept.config.bundle)
-            first, *others = ladder_of(bundle, kept.config, kept.config.variant)
+            kept.asked = kept.config.variant
+            wish = self._backing.wish(kept.config, bundle, kept.asked)
+            first, *others = ladder_of(bundle, kept.config, kept.asked, wish.backend)
             resident = load_variant(
-                bundle, first, kept.config, lanes=kept.lanes, streams=kept.streams, wrap=self._swapper.wrap
+                bundle,
+                first,
+                kept.config,
+                lanes=kept.lanes,
+                streams=kept.streams,
+                wrap=self._swapper.wrap,
+                load=self._swapper.loader(kept.config, wish.backend),
             )
-            return [resident, *self._load_others(kept, bundle, others)]
+            self._backing.taken(kept.config.name, wish)
+            return [resident, *self._load_others(kept, wish, others)]
+        except PlanMissing as missing:
+            self._wait_for_plan(kept, bundle, missing)
+            return ()
         except EdgeError as error:
             kept.bundle, kept.error = None, _bare(error)
             return ()
 
-    def _load_others(self, kept: _Kept, bundle: Bundle, variants: Sequence[str]) -> list[Resident]:
+    def _wait_for_plan(self, kept: _Kept, bundle: Bundle, missing: PlanMissing) -> None:
+        self._backing.waits(kept.config.name, bundle, missing)
+        kept.error = _bare(missing)
+
+    def _load_others(self, kept: _Kept, wish: Wish, variants: Sequence[str]) -> list[Resident]:
         """The rest of a ladder at the start. One that cannot be is left out: it must not cost the one that runs."""
-        found = [self._load_other(kept, bundle, each) for each in variants]
+        found = [self._load_other(kept, replace(wish, variant=each)) for each in variants]
         return [each for each in found if each is not None]
 
-    def _load_other(self, kept: _Kept, bundle: Bundle, variant: str) -> Resident | None:
+    def _load_other(self, kept: _Kept, wish: Wish) -> Resident | None:
         try:
-            return self._swapper.load_beside(kept.config, bundle, variant, lanes=kept.lanes, streams=kept.streams)
+            return self._swapper.load_beside(kept.config, wish, lanes=kept.lanes, streams=kept.streams)
         except EdgeError as error:
-            kept.left_out = f"model {kept.config.name}: {variant} is not on its ladder: {error}"
+            kept.left_out = f"model {kept.config.name}: {wish.variant} is not on its ladder: {error}"
             log.error("%s", kept.left_out)
             return None
 
@@ -220,6 +250,41 @@ class ModelKeeper:
         for name in sorted(set(self._kept) & set(wanted), key=lambda each: lanes[each] - self._kept[each].lanes):
             left += self._applied(self._kept[name], wanted[name], lanes[name])
         return left
+
+    # --- plans for this device; who builds them calls these, on a thread of its own
+
+    def plans_made(self, model: str) -> None:
+        """What a model wanted is there: let it run that, as after a reload."""
+        what = f"model {model}: its plan for this device"
+        self._loader.post(what, lambda: self._take_plans(self._kept[model], what))
+
+    def plans_failed(self, model: str, error: EdgeError) -> None:
+        """What a model wanted cannot be had: it goes on as it is, or stays down for this reason."""
+        kept, what = self._kept[model], f"its plan for this device cannot be had: {error}"
+        self._backing.failed(model, what)
+        if isinstance(kept.error, PlanMissing):
+            kept.error = error
+            self._pipeline.models[model].desk.exchange(None, what)
+        self._tell("error", f"model {model}: {what}", {"model": model, "state": "plan", "code": error.code})
+        self._changed()
+
+    def _take_plans(self, kept: _Kept, what: str) -> None:
+        """On the loader's thread. Raises nothing: nobody waits."""
+        name = kept.config.name
+        try:
+            if kept.bundle is None:
+                return
+            wish = self._backing.wish(kept.config, kept.bundle, kept.asked)
+            if wish.backend != "tensorrt" or not self._backing.is_new(name, wish.choice):
+                self._tell("info", f"{what} is there", {"model": name, "state": "plan"})
+                return
+            self._tried(kept, what, lambda: self._exchange(kept, wish, kept.source))
+        except EdgeError as error:
+            if error.code not in _GIVEN_UP:
+                self._backing.failed(name, f"its plan for this device is not used: {error}")
+                log.error("%s is not used: %s", what, error)
+            return
+        self._backing.collect()
 
     # --- the governor
 
@@ -299,8 +364,7 @@ class ModelKeeper:
         else:
             assert args.bundle is not None
             bundle, variant, source = self._shelf.open(args.bundle), args.variant, _RELOAD
-        wish = Wish(bundle, variant, args.allow_pause, args.allow_slow)
-        result = self._exchange(kept, wish, source)
+        result = self._exchange(kept, self._backing.wish(kept.config, bundle, variant, args), source)
         kept.fallback = None
         name = kept.config.name
         try:
@@ -322,8 +386,7 @@ class ModelKeeper:
                 where=args.model,
                 remedy="reload it with a bundle that runs",
             )
-        variant = kept.bundle.variant(args.variant, BACKEND).name
-        result = self._exchange(kept, Wish(kept.bundle, variant, args.allow_pause, args.allow_slow), kept.source)
+        result = self._exchange(kept, self._backing.wish(kept.config, kept.bundle, args.variant, args), kept.source)
         return passing(result, "this lasts until the next start; the configuration and `reload` choose for longer")
 
     def _exchange(self, kept: _Kept, wish: Wish, source: Source, *, applying: bool = False) -> ReloadResult:
@@ -339,17 +402,22 @@ class ModelKeeper:
 
         def restore() -> Sequence[Resident]:
             assert before_it is not None  # it ran a moment ago
-            return self._swapper.load(kept.config, before_it, running, kept.lanes, kept.streams)
+            return self._swapper.load(kept.config, before_it, running, kept.lanes, kept.streams, backend)
 
+        backend = _backend_of(list(ladder.values()))
         target = Target(kept.config, pipe, kept.lanes, kept.streams, restore)
         digests = [
-            wish.bundle.engine_digest(each, BACKEND) for each in ladder_of(wish.bundle, kept.config, wish.variant)
+            wish.bundle.engine_digest(each, wish.backend)
+            for each in ladder_of(wish.bundle, kept.config, wish.variant, wish.backend)
         ]
         ledger.begin_gaps(name)
         before = ledger.totals(name)
-        anew = applying and (
-            kept.loaded.max_batch != kept.config.max_batch
-            or any(len(each.lanes) != kept.lanes for each in ladder.values())
+        anew = self._backing.is_new(name, wish.choice) or (
+            applying
+            and (
+                kept.loaded.max_batch != kept.config.max_batch
+                or any(len(each.lanes) != kept.lanes for each in ladder.values())
+            )
         )
         # one that was left out at the start cannot be asked for now: it must not cost the others their switch
         complete = set(digests) <= set(ladder) or (kept.left_out is not None and not applying and digests[0] in ladder)
@@ -370,9 +438,11 @@ class ModelKeeper:
         if before_it is not None and before_it.digest != wish.bundle.digest:
             kept.previous = before_it.digest
         kept.bundle, kept.variant, kept.source, kept.error = wish.bundle, variant, source, None
+        kept.asked = wish.variant
+        self._backing.taken(name, wish)
         if swapped.proof is not None:
             kept.left_out = None  # all of the ladder was loaded anew
-        if (note := _missing(wish.bundle, kept.config)) is not None:
+        if (note := _missing(wish.bundle, kept.config, swapped.resident)) is not None:
             swapped.notes.append(note)
             log.warning("model %s: %s", name, note)
         after = ledger.totals(name)
@@ -387,6 +457,9 @@ class ModelKeeper:
     def _applied(self, kept: _Kept, config: ModelConfig, lanes: int) -> list[str]:
         try:
             return self._apply(kept, config, lanes)
+        except PlanMissing as missing:
+            self._backing.begin(config.name, missing)
+            return [f"model {config.name}: {missing}"]
         except EdgeError as error:
             return [f"model {config.name}: {error}"]
 
@@ -403,11 +476,13 @@ class ModelKeeper:
         if source == "reload" and (old.bundle, old.variant) != (config.bundle, config.variant):
             left.append(f"model {name}: runs what was reloaded last, until `edge-runtime reload {name} --reset`")
         if source == "configuration":
-            wish = Wish(open_bundle(config.bundle), config.variant)
+            wish = self._backing.wish(config, open_bundle(config.bundle), config.variant)
         elif kept.bundle is not None:
             same = (kept.loaded.max_batch, kept.loaded.ladder, kept.lanes) == (config.max_batch, config.ladder, lanes)
-            if not same or pipe.desk.lanes != lanes or pipe.desk.resident() is None:
-                wish = Wish(kept.bundle, kept.variant)
+            again = self._backing.wish(config, kept.bundle, kept.asked)
+            new = self._backing.is_new(name, again.choice)
+            if new or not same or pipe.desk.lanes != lanes or pipe.desk.resident() is None:
+                wish = again
         if wish is not None:
             what = f"model {name}: new configuration"
             self._tried(kept, what, lambda: self._on_lanes(kept, wish, source, lanes))
@@ -441,6 +516,7 @@ class ModelKeeper:
         brought to be reloaded next."""
         running = {kept.bundle.digest for kept in self._kept.values() if kept.bundle is not None}
         self._shelf.collect(running | {kept.previous for kept in self._kept.values() if kept.previous is not None})
+        self._backing.collect()
 
     # --- looking
 
@@ -459,6 +535,10 @@ class ModelKeeper:
         """Who wanted what the model runs."""
         return self._kept[name].source
 
+    def backend_reason(self, name: str) -> str | None:
+        """Why the model does not run on a plan of this device; None where it does, or need not."""
+        return self._backing.reason(name)
+
     def reported(self) -> list[ReportedModel]:
         """Every model, as `reported` has it."""
         models = []
@@ -475,6 +555,7 @@ class ModelKeeper:
                     backend=None if info is None else info.backend,
                     state="down" if info is None else "up",
                     source=kept.source,
+                    backend_reason=self.backend_reason(name),
                 )
             )
         return models
@@ -484,10 +565,16 @@ _CONFIGURATION: Source = "configuration"
 _RELOAD: Source = "reload"
 
 
-def _missing(bundle: Bundle, config: ModelConfig) -> str | None:
+def _missing(bundle: Bundle, config: ModelConfig, resident: Resident) -> str | None:
     """What the ladder was to have and the bundle has not; None where nothing is missing."""
-    missing = sorted(set(config.ladder) - set(bundle.variants_for(BACKEND)))
-    return f"not on the ladder, since the bundle has none for {BACKEND}: {', '.join(missing)}" if missing else None
+    backend = _backend_of([resident])
+    missing = sorted(set(config.ladder) - set(bundle.variants_for(backend)))
+    return f"not on the ladder, since the bundle has none for {backend}: {', '.join(missing)}" if missing else None
+
+
+def _backend_of(ladder: Sequence[Resident]) -> Backend:
+    """By what these run; a ladder is of one backend."""
+    return "tensorrt" if any(each.info.backend == "tensorrt" for each in ladder) else "onnxruntime"
 
 
 def _bare(error: EdgeError) -> EdgeError:

@@ -34,7 +34,7 @@ class Loader:
         self._ready = threading.Condition(self._lock)
         self._job: tuple[Callable[[], Any], Future[Any]] | None = None
         self._what: str | None = None
-        self._next: tuple[str, Callable[[], Any]] | None = None
+        self._next: dict[str, Callable[[], Any]] = {}
         self.cancel = threading.Event()
 
     def start(self) -> None:
@@ -59,20 +59,21 @@ class Loader:
         return future.result()
 
     def post(self, what: str, job: Callable[[], None]) -> None:
-        """Run `job` as soon as nothing else runs; a job that was posted and has not begun is replaced by it."""
+        """Run `job` as soon as nothing else runs; one that was posted as the same `what` and has not begun is replaced
+        by it."""
         with self._ready:
             if self.cancel.is_set():
                 return
             if self._what is None:
                 self._begin(what, job, Future())
             else:
-                self._next = (what, job)
+                self._next[what] = job
 
     def stop(self, deadline_s: float) -> list[str]:
         """Ends the thread after the job in hand, which is told to give up; the name of the thread if it did not."""
         with self._ready:
             self.cancel.set()
-            self._next = None
+            self._next.clear()
             self._ready.notify()
         return self._threads.join(deadline_s)
 
@@ -114,7 +115,6 @@ class Loader:
         with self._ready:
             # free again before the answer is out: who hears of the end may begin the next at once
             self._what = None
-            if self._next is not None:
-                self._begin(*self._next, Future())
-                self._next = None
+            if (what := next(iter(self._next), None)) is not None:
+                self._begin(what, self._next.pop(what), Future())
         answer()

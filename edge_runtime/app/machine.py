@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_runtime import __version__
-from edge_runtime.app.models import BACKEND, Wrap
+from edge_runtime.app.models import Wrap
 from edge_runtime.governor.profile import Profile
 from edge_runtime.hardware.energy import IdlePower
 from edge_runtime.hardware.gpu_clock_client import HelperClock
@@ -32,8 +32,9 @@ _SIM = "sim:"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a daemon is given. `name` and `mode`: module and power mode as a profile has them. `clock` None: there are
-    no sensors to cap it by. `wrap`: makes an engine as slow as a simulated GPU is now."""
+    """What a daemon is given. `name` and `mode`: module and power mode as a profile has them. `clock`: of the GPU, and
+    no means against what runs on the CPU; None where there are no sensors to cap it by. `wrap`: makes an engine as slow
+    as a simulated GPU is now."""
 
     name: str
     mode: str | None
@@ -71,8 +72,7 @@ def choose_machine(
     if hardware.startswith(_SIM):
         return simulated(hardware.removeprefix(_SIM), pipeline, on_switch=on_switch, on_death=on_death)
     sensors = make_sensors(hardware, _ROOT, on_switch=on_switch, on_death=on_death)
-    # the GPU's clock is no means against what runs on the CPU
-    clock = HelperClock() if isinstance(sensors, Sensors) and BACKEND == "tensorrt" else None
+    clock = HelperClock() if isinstance(sensors, Sensors) else None
     module = identify(_ROOT)
     if isinstance(module, Module):
         return Machine(module.name, read_mode(_ROOT).name, sensors, IdlePower(), clock)

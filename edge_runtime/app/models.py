@@ -18,6 +18,7 @@ from edge_runtime.engine.slot import Resident
 from edge_runtime.errors import EdgeError, EngineError
 from edge_runtime.records.governing import VariantSite
 from edge_runtime.vision.decode import build_decoder
+from edge_runtime.vision.pixels import fill_level
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ _COST_RUNS = 3
 Wrap = Callable[[Engine], Engine]
 """Makes an engine that answers what the given one does, otherwise: as slowly as a simulated module would."""
 
-BACKEND: Backend = "onnxruntime"
-"""What runs models in this version."""
+Load = Callable[[Bundle, str], Engine]
+"""Makes an engine of a bundle's variant, warm; raises BundleError or EngineError."""
 
 
 def cores() -> int:
@@ -65,16 +66,23 @@ def open_bundle(source: Path | str) -> Bundle:
 
 
 def load_variant(
-    bundle: Bundle, variant: str, config: ModelConfig, *, lanes: int, streams: int, wrap: Wrap | None = None
+    bundle: Bundle,
+    variant: str,
+    config: ModelConfig,
+    *,
+    lanes: int,
+    streams: int,
+    wrap: Wrap | None = None,
+    load: Load = load_engine,
 ) -> Resident:
     """A variant of the bundle loaded and warm, with lanes and buffers, for `streams` cameras.
 
-    `wrap`: what is made of the engine before it runs frames.
+    `wrap`: what is made of the engine before it runs frames. `load`: by which backend.
     Raises BundleError or EngineError; anything that a library may raise becomes one (code `load_failed`).
     """
     started = time.monotonic()
     try:
-        engine: Engine = load_engine(bundle, variant)
+        engine = load(bundle, variant)
         try:
             info = engine.info
             decoder = build_decoder(info.output, info.input, info.output_shapes)
@@ -104,16 +112,17 @@ def load_variant(
     return resident
 
 
-def ladder_of(bundle: Bundle, config: ModelConfig, variant: str) -> tuple[str, ...]:
+def ladder_of(bundle: Bundle, config: ModelConfig, variant: str, backend: Backend = "onnxruntime") -> tuple[str, ...]:
     """The variants to keep loaded: `variant` (or what "auto" means), then the configured others that the bundle has."""
-    first = bundle.variant(variant, BACKEND).name
-    has = bundle.variants_for(BACKEND)
+    first = bundle.variant(variant, backend).name
+    has = bundle.variants_for(backend)
     return (first, *(each for each in config.ladder if each in has and each != first))
 
 
 def run_cpu_s(resident: Resident) -> float:
     """CPU time in seconds of a run of one picture: what it takes from the cores, whatever else they do meanwhile, and
-    whatever clock a simulated module has, which lets lanes sleep.
+    whatever clock a simulated module has, which lets lanes sleep. With TensorRT the time of the run: the processors
+    only wait for the GPU.
 
     Measured once: a lane lasts as long as its engine. Raises EngineError.
     """
@@ -125,16 +134,17 @@ def run_cpu_s(resident: Resident) -> float:
 def _measure_cpu_s(resident: Resident) -> float:
     engine = resident.engine
     batch = resident.sizes[0]
+    now = time.thread_time if engine.info.backend == "onnxruntime" else time.perf_counter
     buffer = engine.allocate(batch)
     try:
-        buffer.array.fill(0.0)
+        fill_level(buffer.array, engine.info.input, 0.0)
         lane = engine.open_lane()
         times = []
         for _ in range(_COST_RUNS):
-            start = time.thread_time()
+            start = now()
             lane.submit(buffer, batch)
             lane.collect()
-            times.append(time.thread_time() - start)
+            times.append(now() - start)
         return min(times) / batch
     finally:
         engine.release(buffer)
@@ -174,8 +184,8 @@ def choose_batch(engine: Engine, wanted: int | str, streams: int) -> int:
     if isinstance(wanted, int):
         return wanted
     allowed = engine.allowed_batches
-    candidates = BATCH_CANDIDATES if allowed is None else allowed[1:]
     best = 1 if allowed is None else allowed[0]
+    candidates = BATCH_CANDIDATES if allowed is None else _doubling(allowed)
     if streams <= best:
         return best
     best_s = _seconds_per_frame(engine, best)
@@ -190,10 +200,19 @@ def choose_batch(engine: Engine, wanted: int | str, streams: int) -> int:
     return best
 
 
+def _doubling(allowed: Sequence[int]) -> Sequence[int]:
+    """Of the allowed sizes, ascending, those beyond the first that are at least twice the one before."""
+    found = [allowed[0]]
+    for size in allowed[1:]:
+        if size >= 2 * found[-1]:
+            found.append(size)
+    return found[1:]
+
+
 def _seconds_per_frame(engine: Engine, batch: int) -> float:
     buffer = engine.allocate(batch)
     try:
-        buffer.array.fill(114.0)
+        fill_level(buffer.array, engine.info.input, 114.0)
         lane = engine.open_lane()
         times = []
         for _ in range(_BATCH_RUNS + 1):

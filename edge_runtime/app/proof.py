@@ -7,14 +7,12 @@ has its time, the child's memory is watched, and whatever happens, the child is 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -22,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import edge_runtime
+from edge_runtime.children import END_S, kill_child, start_child
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import Backend
 from edge_runtime.errors import BundleError, CameraError, EdgeError, EngineError, RefusedError
@@ -32,8 +30,6 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
 """How often a child's memory and a wish to cancel are looked at."""
-_END_S = 5.0
-"""How long the kernel may take to end a process and free its memory."""
 _MAX_LINE_BYTES = 64 * 1024
 _TAIL_BYTES = 2048
 _RUNS = ("running", "golden", "timing", "closing")
@@ -43,10 +39,6 @@ _ENDED_BY_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _KINDS: Mapping[str, type[EdgeError]] = {
     kind.__name__: kind for kind in (BundleError, CameraError, EngineError, RefusedError)
 }
-# A service's own lines to systemd are not the child's. BLAS would start a thread per core, for nothing. onnxruntime
-# 1.32 collects usage data for its maker where nobody forbids it: files below TMPDIR and ~/.cache, a thread, uploads.
-_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
-_SET = {"OPENBLAS_NUM_THREADS": "1"}
 _KEPT = "the engine before it stays in use"
 
 
@@ -60,7 +52,7 @@ class Proof:
 
     `inference_ms` and `slowest_ms` are the median and the longest of single runs on one lane, at low priority beside
     whatever else ran. `cpu_ms` is the median CPU time of these runs, which other load distorts little: slowness is
-    judged by it.
+    judged by it. With TensorRT it is the shortest time of a run: the processors only wait for the GPU.
     """
 
     engine: str
@@ -81,6 +73,7 @@ def prove(
     variant: str,
     *,
     backend: Backend = "onnxruntime",
+    plan: Path | None = None,
     lanes: int,
     places: int,
     within_s: float = 120.0,
@@ -91,9 +84,10 @@ def prove(
 ) -> Proof:
     """Load, check, run and time a variant in a child process of low priority; blocks until that is done.
 
-    The child reads and verifies the bundle again from its folder. `lanes` run batches of `places` at once. The whole
-    proof has `within_s` seconds, each run `run_within_s`; the child may grow by `memory_bytes`; `cancel`, once set,
-    ends the proof within 0.5 s. When this returns or raises, the child and its pipes are gone.
+    The child reads and verifies the bundle again from its folder. `plan`: the file of its plan, where the backend is
+    TensorRT. `lanes` run batches of `places` at once. The whole proof has `within_s` seconds, each run `run_within_s`;
+    the child may grow by `memory_bytes`; `cancel`, once set, ends the proof within 0.5 s. When this returns or raises,
+    the child and its pipes are gone.
 
     Raises what load_bundle, load_engine and probe raise, and (`where`: the bundle):
         RefusedError: "model_crashed", "model_hangs", "model_memory" or "non_finite": the model is to blame. It is
@@ -107,6 +101,7 @@ def prove(
         "digest": bundle.digest,
         "variant": name,
         "backend": backend,
+        "plan": None if plan is None else str(plan.resolve()),
         "lanes": lanes,
         "places": places,
         "nice": nice,
@@ -117,7 +112,7 @@ def prove(
     try:
         measured = watch.until_done()
     finally:
-        _kill(process)
+        kill_child(process, "proved a model")
         watch.close()
     try:
         batches = None if (sizes := measured.pop("batches")) is None else tuple(sizes)
@@ -131,23 +126,9 @@ def prove(
 
 
 def _start(order: Mapping[str, object], where: str) -> subprocess.Popen[bytes]:
-    """The child. It gives itself its priority: anything that Python runs between fork and exec can deadlock here.
-
-    It dies with the thread that starts it (PR_SET_PDEATHSIG), which waits for it in `prove`.
-    """
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    """The child; it dies with the thread that starts it, which waits for it in `prove`."""
     try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "edge_runtime.app.proof_child", json.dumps(order)],
-            bufsize=0,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # `-m` looks here first: the same package as this one, wherever the service was started
-            cwd=Path(edge_runtime.__file__).resolve().parents[1],
-            env=environment | _SET,
-            start_new_session=True,
-        )
+        return start_child("edge_runtime.app.proof_child", order)
     except OSError as error:
         raise EngineError(
             f"the model cannot be proved: no process can be started: {error}",
@@ -156,18 +137,6 @@ def _start(order: Mapping[str, object], where: str) -> subprocess.Popen[bytes]:
             remedy=f"see to memory and limits of this device; {_KEPT}",
             retryable=True,
         ) from error
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the child and its group, and reap it."""
-    if process.returncode is not None:  # reaped: its number may be somebody else's by now
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        log.error("process %d, which proved a model, was killed and does not end: stuck in a driver?", process.pid)
 
 
 def _cpu_s(pid: int) -> float:
@@ -298,7 +267,7 @@ class _Watch:
     def _ended(self) -> EdgeError:
         """Why the child ended without a last line."""
         try:
-            code = self._process.wait(_END_S)
+            code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             return self.failed("it closed its standard output and went on")
         self._drain()

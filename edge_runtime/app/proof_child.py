@@ -1,40 +1,38 @@
 """The process in which `app.proof` proves a model: it loads, runs and times it, and says how far it came.
 
 `python -m edge_runtime.app.proof_child ORDER`, where ORDER is a JSON object: `root`, `digest`, `variant`, `backend`,
-`lanes`, `places`, `nice`, `parent` (the process id of who asks). On standard output comes a JSON object a line, with
-`stage` and `resident_bytes`, as each stage begins; `picture` before each picture is run. The last line has either
-`proof`, what was measured (`stage` "done"), or `kind` and `error`: the class and payload of an EdgeError.
+`plan` (the path of a plan, for TensorRT), `lanes`, `places`, `nice`, `parent` (the process id of who asks). On standard
+output comes a JSON object a line, with `stage` and `resident_bytes`, as each stage begins; `picture` before each
+picture is run. The last line has either `proof`, what was measured (`stage` "done"), or `kind` and `error`: the class
+and payload of an EdgeError.
 
 Nothing heavy is imported before the first line, so that a start that fails is told from a model that does.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
-import resource
-import signal
 import statistics
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_runtime.children import Report, settle
 from edge_runtime.errors import BundleError, EdgeError, EngineError, RefusedError
 from edge_runtime.hardware.memory import peak_resident_bytes, resident_bytes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from edge_runtime.engine.bundle import Bundle
+    from edge_runtime.engine.protocol import Engine
     from edge_runtime.engine.slot import Resident
-    from edge_runtime.records.frames import Float32Array, Pixels
+    from edge_runtime.engine.tensorrt.gpu import Gpu
+    from edge_runtime.records.frames import InputArray, Pixels
     from edge_runtime.records.spec import InputSpec
 
-_PR_SET_PDEATHSIG = 1
 _PICTURES = ("the black picture", "the white picture", "noise", "more noise", "the last noise")
 _RUNS = 5
 _MORE_RUNS = 50
@@ -42,18 +40,9 @@ _MORE_RUNS_S = 0.5
 """Further runs are timed, up to this number and for this long: a small model's are over at once."""
 
 
-class _Report:
-    """Writes the lines. Whatever else writes to standard output in this process ends up in standard error."""
-
-    def __init__(self) -> None:
-        self._stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)
-        self.stage = "starting"
-
+class _Report(Report):
     def __call__(self, stage: str, **facts: object) -> None:
-        self.stage = stage
-        self._stream.write(json.dumps({"stage": stage, "resident_bytes": resident_bytes(), **facts}) + "\n")
-        self._stream.flush()
+        self.line(stage, {"resident_bytes": resident_bytes(), **facts})
 
     def fail(self, error: EdgeError) -> None:
         self(self.stage, kind=type(error).__name__, error=error.as_payload())
@@ -62,13 +51,13 @@ class _Report:
 def main() -> None:
     """Carry out the order in sys.argv[1]. Ends the process by itself: a library's own end can hang or crash."""
     order = json.loads(sys.argv[1])
-    _settle(order["nice"], order["parent"])
+    settle(order["nice"], order["parent"])
     report = _Report()
     report("starting")
     try:
         _prove(order, report)
     except EdgeError as error:
-        report.fail(error)
+        report.fail(_judged(error, order["root"]))
     except MemoryError:
         remedy = "close other engines, or use a smaller variant"
         message = f"there was not enough memory ({report.stage})"
@@ -80,25 +69,16 @@ def main() -> None:
     os._exit(0)
 
 
-def _settle(nice: int, parent: int) -> None:
-    """Behind everybody else for the processors, first in line when memory runs out, and never alone.
-
-    The child has a session of its own, and where the kernel shares the processors out by session (autogroup,
-    sched(7)), niceness counts within one only: so the session gets it as well.
-    """
-    os.nice(nice)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected here: no core file of it
-    for file, text in (("autogroup", str(nice)), ("oom_score_adj", "1000")):
-        with contextlib.suppress(OSError):  # a kernel without it
-            Path("/proc/self", file).write_text(text, encoding="ascii")
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it had ended before the line above
-        os._exit(1)
+def _judged(error: EdgeError, where: str) -> EdgeError:
+    """The error as it is told: what ends all work on the GPU is a crash, and the model's fault."""
+    if error.code != "gpu_fatal":
+        return error
+    remedy = "the engine before it stays in use; build the plan again, or export the model again"
+    return RefusedError(f"the model crashed the GPU: {error.message}", code="model_crashed", where=where, remedy=remedy)
 
 
 def _prove(order: Mapping[str, Any], report: _Report) -> None:
     from edge_runtime.engine.bundle import load_bundle
-    from edge_runtime.engine.onnxrt import load_engine
     from edge_runtime.engine.probe import probe
     from edge_runtime.engine.slot import Resident
     from edge_runtime.vision.decode import build_decoder
@@ -114,16 +94,17 @@ def _prove(order: Mapping[str, Any], report: _Report) -> None:
             retryable=True,
         )
     variant = bundle.variant(order["variant"], order["backend"])
-    if order["backend"] != "onnxruntime":
-        raise EngineError(f"this version has no backend {order['backend']!r}", code="no_backend", where=order["root"])
+    # here, so that the memory of CUDA's own context is not counted as the model's: the daemon has one already
+    gpu = _open_gpu(order)
     if variant.golden is not None:
         import edge_runtime.camera.av  # noqa: F401  here, so that its memory is not counted as the model's
 
     before = resident_bytes() or 0
+    gpu_before = 0 if gpu is None else gpu.free_bytes()
     report("loading")
     start = time.monotonic()
-    engine = load_engine(
-        bundle, variant.name, opened=lambda: report("running", picture="the grey picture that warms it up")
+    engine = _load(
+        order, bundle, variant.name, gpu, lambda: report("running", picture="the grey picture that warms it up")
     )
     load_s = time.monotonic() - start
     info = engine.info
@@ -131,6 +112,9 @@ def _prove(order: Mapping[str, Any], report: _Report) -> None:
     resident = Resident(engine, decoder, lanes=order["lanes"], places=order["places"], buffers=order["lanes"])
     _run_all(resident, report, order["root"])
     growth = (resident_bytes() or 0) - before
+    if gpu is not None and gpu.is_integrated():
+        # what the driver allocates is in no process's resident memory, and missing there all the same
+        growth = max(growth, gpu_before - gpu.free_bytes())
     peak = (peak_resident_bytes() or 0) - before
 
     report("golden")
@@ -156,6 +140,28 @@ def _prove(order: Mapping[str, Any], report: _Report) -> None:
         "golden": str(golden),
     }
     report("done", proof={**facts, **times})
+
+
+def _open_gpu(order: Mapping[str, Any]) -> Gpu | None:
+    """The GPU, where the order is for TensorRT. Raises EngineError."""
+    if order["backend"] != "tensorrt":
+        return None
+    from edge_runtime.engine.tensorrt.gpu import open_gpu
+
+    if order["plan"] is None:
+        raise EngineError("no plan was named to be proved", code="proof_failed", where=order["root"])
+    return open_gpu()
+
+
+def _load(
+    order: Mapping[str, Any], bundle: Bundle, variant: str, gpu: Gpu | None, opened: Callable[[], None]
+) -> Engine:
+    """The engine. Raises as the backends' loaders do."""
+    if gpu is not None:
+        return gpu.load(bundle, variant, Path(order["plan"]), opened=opened)
+    from edge_runtime.engine.onnxrt import load_engine
+
+    return load_engine(bundle, variant, opened=opened)
 
 
 def _run_all(resident: Resident, report: _Report, where: str) -> None:
@@ -189,19 +195,20 @@ def _run_all(resident: Resident, report: _Report, where: str) -> None:
             list(pool.map(run, lanes, [picture] * len(lanes)))
 
 
-def _paint(place: Float32Array, picture: str, seed: tuple[int, int], spec: InputSpec) -> None:
-    """Fill a place ([3, H, W] float32) with a picture, as preprocessing would give it."""
+def _paint(place: InputArray, picture: str, seed: tuple[int, int], spec: InputSpec) -> None:
+    """Fill a place (as `spec` declares it) with a picture, as preprocessing would give it."""
     import numpy as np
 
     from edge_runtime.camera.place import fill_picture
+    from edge_runtime.vision.pixels import fill_level
 
-    planes: NDArray[np.uint8]
-    if picture == "the black picture":
-        planes = np.zeros(spec.shape, np.uint8)
-    elif picture == "the white picture":
-        planes = np.full(spec.shape, 255, np.uint8)
-    else:
-        planes = np.random.default_rng((_PICTURES.index(picture), *seed)).integers(0, 256, spec.shape, np.uint8)
+    if picture in ("the black picture", "the white picture"):
+        fill_level(place, spec, 0.0 if picture == "the black picture" else 255.0)
+        return
+    planes = np.random.default_rng((_PICTURES.index(picture), *seed)).integers(0, 256, spec.shape, np.uint8)
+    if spec.pixel != "float32":  # any bytes are a picture
+        place[:] = planes
+        return
     whole = (slice(0, spec.height), slice(0, spec.width))
     fill_picture(place, list(planes), 1.0, spec, whole, whole)
 
@@ -219,10 +226,12 @@ def _time(resident: Resident, report: _Report) -> dict[str, float]:
         lane.collect()
         wall_s.append(time.perf_counter() - wall)
         cpu_s.append(time.thread_time() - cpu)
+    # The processors only wait for a GPU, and while others have them, a median says more about those than about it.
+    on_cpu = resident.info.backend == "onnxruntime"
     return {
         "inference_ms": statistics.median(wall_s) * 1e3,
         "slowest_ms": max(wall_s) * 1e3,
-        "cpu_ms": statistics.median(cpu_s) * 1e3,
+        "cpu_ms": (statistics.median(cpu_s) if on_cpu else min(wall_s)) * 1e3,
     }
 
 

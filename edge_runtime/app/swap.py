@@ -10,13 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
-from edge_runtime.app.models import BACKEND, Wrap, ladder_of, load_variant, run_cpu_s
+from edge_runtime.app.engines import ON_CPU, Choice, Engines
+from edge_runtime.app.models import Load, Wrap, ladder_of, load_variant, run_cpu_s
 from edge_runtime.app.proof import Proof
 from edge_runtime.app.watch import watch
 from edge_runtime.config import ModelConfig
 from edge_runtime.engine.bundle import Bundle
+from edge_runtime.engine.manifest import Backend
 from edge_runtime.engine.probe import ReadImage, probe
 from edge_runtime.engine.slot import Resident
 from edge_runtime.errors import EdgeError, EngineError, RefusedError
@@ -48,6 +51,8 @@ class Prove(Protocol):
         bundle: Bundle,
         variant: str,
         *,
+        backend: Backend,
+        plan: Path | None,
         lanes: int,
         places: int,
         run_within_s: float,
@@ -58,12 +63,18 @@ class Prove(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a model is to run. `allow_pause`, `allow_slow`: see records.commands.ReloadArgs."""
+    """What a model is to run, and by what. `allow_pause`, `allow_slow`: see records.commands.ReloadArgs."""
 
     bundle: Bundle
     variant: str = "auto"
     allow_pause: bool = False
     allow_slow: bool = False
+    choice: Choice = ON_CPU
+
+    @property
+    def backend(self) -> Backend:
+        """By what it is to run."""
+        return self.choice.backend
 
 
 @dataclass(slots=True)
@@ -93,8 +104,8 @@ class Target:
 class Swapper:
     """Exchanges engines, on one thread at a time (the loader's). `cancel` ends every wait: the daemon stops.
 
-    `wrap`: what is made of every engine before it runs frames; its golden pictures run on that, too: they have to be
-    right on the very lanes that take over, and time does not matter to them.
+    `engines` loads them, by either backend. `wrap`: what is made of every engine before it runs frames; its golden
+    pictures run on that, too: they have to be right on the very lanes that take over, and time does not matter to them.
     """
 
     def __init__(
@@ -106,10 +117,12 @@ class Swapper:
         read_image: ReadImage,
         cancel: threading.Event,
         wrap: Wrap | None = None,
+        engines: Engines | None = None,
     ) -> None:
         self.wrap = wrap
+        self.engines = engines or Engines()
         self._ledger = pipeline.ledger
-        self._known: dict[tuple[str, int, int], Proof] = {}
+        self._known: dict[tuple[str, str | None, int, int], Proof] = {}
         self._prove = prove
         self._free_bytes = free_bytes
         self._read_image = read_image
@@ -122,7 +135,7 @@ class Swapper:
         `too_slow`, `memory`, `rolled_back` and others; BundleError where it cannot be loaded at all.
         """
         desk = target.pipe.desk
-        variants = ladder_of(wish.bundle, target.config, wish.variant)
+        variants = ladder_of(wish.bundle, target.config, wish.variant, wish.backend)
         before = desk.ladder()
         swapped_from = before[0].info.digest if before else None
         pause: _Pause | None = None
@@ -130,7 +143,7 @@ class Swapper:
         try:
             while True:
                 try:
-                    self._require(_least_bytes(wish.bundle, variants[0]))
+                    self._require(_least_bytes(wish.bundle, variants[0], wish.backend))
                     proofs = proofs or self._proofs(target, wish, variants, before)
                     self._require(_need_bytes(proofs))
                     break
@@ -138,7 +151,7 @@ class Swapper:
                     if pause is not None or not self._may_pause(target, wish, lack):
                         raise
                     pause = self._pause(target, lack)
-            fresh = self.load(target.config, wish.bundle, variants, target.lanes, target.streams)
+            fresh = self.load(target.config, wish.bundle, variants, target.lanes, target.streams, wish.backend)
         except BaseException:
             if pause is not None:
                 self._resume(target)
@@ -157,7 +170,7 @@ class Swapper:
         done.notes += [seen.note] if seen.note is not None else []
         desk.exchange(fresh[0], others=fresh[1:])
         self._await_closed([] if pause else before)
-        self._remember(target.config, target.lanes, proofs)
+        self._remember(target, wish, proofs)
         return done
 
     def forget(self) -> None:
@@ -178,41 +191,47 @@ class Swapper:
         self._await_closed([each for each in ladder if each is not resident and each not in others])
         return done
 
-    def load_proved(
-        self, config: ModelConfig, bundle: Bundle, variant: str, *, lanes: int, streams: int
-    ) -> list[Resident]:
+    def load_proved(self, config: ModelConfig, wish: Wish, *, lanes: int, streams: int) -> list[Resident]:
         """A ladder for a model that runs nothing yet. Raises as `swap` does."""
-        variants = ladder_of(bundle, config, variant)
-        self._require(_need_bytes([self._prove_one(config, bundle, each, lanes) for each in variants]))
-        return self.load(config, bundle, variants, lanes, streams)
+        variants = ladder_of(wish.bundle, config, wish.variant, wish.backend)
+        self._require(_need_bytes([self._prove_one(config, wish, each, lanes) for each in variants]))
+        return self.load(config, wish.bundle, variants, lanes, streams, wish.backend)
 
-    def load_beside(self, config: ModelConfig, bundle: Bundle, variant: str, *, lanes: int, streams: int) -> Resident:
+    def loader(self, config: ModelConfig, backend: Backend) -> Load:
+        """By what a model's engines are loaded."""
+        return lambda bundle, variant: self.engines.load(config, bundle, variant, backend)
+
+    def load_beside(self, config: ModelConfig, wish: Wish, *, lanes: int, streams: int) -> Resident:
         """One more for a ladder, checked since it may be switched to at any time. Raises as `swap` does."""
-        self._require(_FILE_TIMES * bundle.artefact(variant, BACKEND).path.stat().st_size)
-        (resident,) = self.load(config, bundle, [variant], lanes, streams)
+        self._require(_FILE_TIMES * wish.bundle.artefact(wish.variant, wish.backend).path.stat().st_size)
+        (resident,) = self.load(config, wish.bundle, [wish.variant], lanes, streams, wish.backend)
         return resident
 
     # --- steps
 
     def _proofs(self, target: Target, wish: Wish, variants: Sequence[str], before: Sequence[Resident]) -> list[Proof]:
         start_ns, captured = time.monotonic_ns(), self._ledger.totals(target.config.name).captured
-        proofs = [self._prove_one(target.config, wish.bundle, variant, target.lanes) for variant in variants]
+        proofs = [self._prove_one(target.config, wish, variant, target.lanes) for variant in variants]
         elapsed_s = (time.monotonic_ns() - start_ns) / 1e9
         demand = (self._ledger.totals(target.config.name).captured - captured) / elapsed_s
         # what ran before was fast enough, or somebody said that it need not be
         if not wish.allow_slow and proofs[0] not in self._known.values():
-            self._check_speed(target, proofs[0], demand, before)
+            self._check_speed(target, proofs[0], demand, before, wish.backend)
         return proofs
 
-    def _prove_one(self, config: ModelConfig, bundle: Bundle, variant: str, lanes: int) -> Proof:
+    def _prove_one(self, config: ModelConfig, wish: Wish, variant: str, lanes: int) -> Proof:
+        bundle, backend = wish.bundle, wish.backend
         places = config.max_batch if isinstance(config.max_batch, int) else 1
-        known = self._known.get((bundle.engine_digest(variant, BACKEND), lanes, places))
+        plan = None if backend == "onnxruntime" else self.engines.plan(config, bundle, variant)
+        known = self._known.get((bundle.engine_digest(variant, backend), _text(plan), lanes, places))
         if known is not None:
             return known
         free = self._free_bytes()
         return self._prove(
             bundle,
             variant,
+            backend=backend,
+            plan=plan,
             lanes=lanes,
             places=places,
             run_within_s=config.timeout_s,
@@ -220,19 +239,24 @@ class Swapper:
             cancel=self._cancel,
         )
 
-    def _remember(self, config: ModelConfig, lanes: int, proofs: Sequence[Proof]) -> None:
+    def _remember(self, target: Target, wish: Wish, proofs: Sequence[Proof]) -> None:
         """These ran: the way back to them need not be proved again, as long as this process lives. Their files are
         verified at every load, and the golden pictures run again on the engine that is to take over."""
+        config, lanes = target.config, target.lanes
         places = config.max_batch if isinstance(config.max_batch, int) else 1
-        for proof in proofs:
-            self._known[proof.engine, lanes, places] = proof
+        plans = wish.choice.plans or (None,) * len(proofs)
+        for proof, plan in zip(proofs, plans, strict=True):
+            self._known[proof.engine, plan, lanes, places] = proof
         while len(self._known) > KNOWN:
             del self._known[next(iter(self._known))]
 
-    def _check_speed(self, target: Target, proof: Proof, demand: float, before: Sequence[Resident]) -> None:
+    def _check_speed(
+        self, target: Target, proof: Proof, demand: float, before: Sequence[Resident], backend: Backend = "onnxruntime"
+    ) -> None:
         """Refuse what cannot keep up with the frames that came during the proof, `demand` a second, unless it is as
         fast as what runs, or ran `before` a pause."""
-        lanes = target.lanes
+        # lanes share one GPU: more of them run no more frames than one that is never idle
+        lanes = target.lanes if backend == "onnxruntime" else 1
         run_s = proof.cpu_ms / 1e3
         if demand * run_s <= lanes:
             return
@@ -240,9 +264,10 @@ class Swapper:
         if before_s is not None and run_s <= SLOWER * before_s:
             return  # no worse than what runs now
         words = "" if before_s is None else f"; the model before takes {before_s * 1e3:.0f} ms"
+        what = "CPU" if backend == "onnxruntime" else "the GPU"
         raise RefusedError(
-            f"it is too slow for its cameras: a picture takes {proof.cpu_ms:.0f} ms of CPU, and {demand:.0f} frames a "
-            f"second on {lanes} lanes leave {lanes / demand * 1e3:.0f} ms for each{words}",
+            f"it is too slow for its cameras: a picture takes {proof.cpu_ms:.0f} ms of {what}, and {demand:.0f} frames "
+            f"a second on {lanes} lanes leave {lanes / demand * 1e3:.0f} ms for each{words}",
             code="too_slow",
             where=str(proof.variant),
             remedy="use a smaller variant, fewer or slower cameras, or allow it (--allow-slow)",
@@ -262,14 +287,23 @@ class Swapper:
         )
 
     def load(
-        self, config: ModelConfig, bundle: Bundle, variants: Sequence[str], lanes: int, streams: int
+        self,
+        config: ModelConfig,
+        bundle: Bundle,
+        variants: Sequence[str],
+        lanes: int,
+        streams: int,
+        backend: Backend = "onnxruntime",
     ) -> list[Resident]:
         """Engines of these variants, warm, and right by the bundle's golden pictures. Raises EdgeError."""
         loaded: list[Resident] = []
+        load = self.loader(config, backend)
         try:
             for variant in variants:
                 self._require_going()
-                resident = load_variant(bundle, variant, config, lanes=lanes, streams=streams, wrap=self.wrap)
+                resident = load_variant(
+                    bundle, variant, config, lanes=lanes, streams=streams, wrap=self.wrap, load=load
+                )
                 loaded.append(resident)
                 # the proof was another process: this is the very engine that is going to run
                 probe(resident.engine, resident.lanes[0], bundle, variant, self._read_image)
@@ -352,9 +386,13 @@ def _cost_s(residents: Sequence[Resident]) -> float | None:
         return None
 
 
-def _least_bytes(bundle: Bundle, variant: str) -> int:
+def _text(plan: Path | None) -> str | None:
+    return None if plan is None else str(plan)
+
+
+def _least_bytes(bundle: Bundle, variant: str, backend: Backend) -> int:
     """What a proof of this variant takes at the very least, before anything is known of it."""
-    return PROOF_BYTES + _FILE_TIMES * bundle.artefact(variant, BACKEND).path.stat().st_size
+    return PROOF_BYTES + _FILE_TIMES * bundle.artefact(variant, backend).path.stat().st_size
 
 
 def _need_bytes(proofs: Sequence[Proof]) -> int:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the parsed benchmark; returns the exit code. Raises EdgeError."""
-    from edge_runtime.app.models import BACKEND, open_bundle
+    from edge_runtime.app.models import open_bundle
     from edge_runtime.bench.surge import Plan, measure_surge
     from edge_runtime.bundled import bundled_media
     from edge_runtime.camera.media import probe
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     except CameraError as error:
         raise UsageError(error.message, code=error.code, where=str(clip), remedy="give a video file") from error
     bundle = open_bundle(args.bundle)
-    known = bundle.variants_for(BACKEND)
+    known = bundle.variants_for("onnxruntime")
     variants = args.variants or known
     for variant in variants:
         if variant not in known:

@@ -82,6 +82,20 @@ def build_parser() -> argparse.ArgumentParser:
     prepare_command.add_arguments(prepare)
     prepare.set_defaults(handler=_prepare)
 
+    build = commands.add_parser("build", help="engines for this device", description=_BUILD)
+    from edge_runtime.cli import build as build_command
+
+    build_command.add_arguments(build)
+    build.set_defaults(handler=build_command.run)
+
+    device = commands.add_parser(
+        "device-check", help="the checks that need a real Jetson, and a report to send", description=_DEVICE_CHECK
+    )
+    from edge_runtime.cli import device_check as device_check_command
+
+    device_check_command.add_arguments(device)
+    device.set_defaults(handler=device_check_command.run)
+
     bench = commands.add_parser("bench", help="measure this device")
     from edge_runtime.cli import bench as bench_command
 
@@ -105,6 +119,22 @@ _RELOAD = (
     "Sends BUNDLE to the running daemon, which proves it in a process of its own, loads it beside the old one, "
     "exchanges the two between batches, and goes back where the new one fails. Waits for the outcome. What was "
     "reloaded last also runs after the next start, until --reset. Exits 3 where the model was refused or taken back."
+)
+
+
+_BUILD = (
+    "Builds TensorRT plans of BUNDLE's variants for this device, in a process of its own, proves them with the "
+    "bundle's golden pictures and keeps them in the store, where the daemon finds them. A plan that is there and fits "
+    "is left as it is. Exits 3 where a model is refused, 4 where there is no TensorRT or no GPU: then it says what it "
+    "would do."
+)
+
+
+_DEVICE_CHECK = (
+    "Builds a plan where none is there, and checks with it what only a real device can show: right answers, memory "
+    "over many reloads, threads, CUDA graphs, the DLA, and where the time of a run goes. Cameras and models of a "
+    "running daemon disturb the numbers. Exits 3 where a check failed, 4 where there is no TensorRT or no GPU: then "
+    "it says what it would do."
 )
 
 

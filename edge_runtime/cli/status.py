@@ -112,7 +112,7 @@ def describe(report: Mapping[str, Any]) -> str:
             clean(each.get("backend") or "-"),
             clean(each.get("engine") or "-")[:19],
             clean(each.get("source") or "-"),
-            clean(each.get("reason") or ""),
+            clean(each.get("reason") or each.get("backend_reason") or ""),
         )
         for each in report.get("models") or []
     ]

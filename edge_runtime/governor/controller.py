@@ -6,7 +6,15 @@ from edge_runtime.governor.policy import decide
 from edge_runtime.governor.readings import safe_point, wished_point
 from edge_runtime.governor.state import PolicyState
 from edge_runtime.governor.tuner import Tuner, TunerState, Tuning
-from edge_runtime.records.governing import Budget, Decision, GovernorSample, ModelSeen, OperatingPoint, Site
+from edge_runtime.records.governing import (
+    Budget,
+    Decision,
+    GovernorSample,
+    LimitWord,
+    ModelSeen,
+    OperatingPoint,
+    Site,
+)
 
 
 class Controller:
@@ -46,6 +54,15 @@ class Controller:
             self._tuners[model.name] = after
         self._policy, decision = decide(site, budget, sample, tunings, self._policy)
         return decision
+
+    def held(self, site: Site, budget: Budget, decision: Decision, why: str) -> Decision:
+        """The same while something else takes power that nothing is known of, for the reason `why`: the safe point,
+        where power or temperature are to be held."""
+        if budget.power_w is None and budget.temperature_c is None:
+            return decision
+        point = self._policy.point = safe_point(site)
+        limits: dict[str, LimitWord] = dict.fromkeys(point.fps, "caution")
+        return Decision(point, "safe", why, limits, changed=point != decision.point)
 
     def estimates(self, site: Site, sample: GovernorSample) -> dict[str, float]:
         """What is only estimated, W: power without any inference (`base_w`), and of the rest what each model and each

@@ -32,7 +32,8 @@ class Look:
 
 
 class GovernorLoop:
-    """`look` is called every period, `tell` after every decision, both on the loop's thread."""
+    """`look` is called every period, `tell` after every decision, both on the loop's thread. `hold`: why the safe point
+    is to be kept to, whatever could be run besides; None where it need not be."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class GovernorLoop:
         *,
         controller: Controller | None = None,
         period_s: Callable[[], float] = lambda: PERIOD_S,
+        hold: Callable[[], str | None] = lambda: None,
         on_death: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self._look = look
@@ -49,6 +51,7 @@ class GovernorLoop:
         self._tell = tell
         self._controller = controller or Controller()
         self._period_s = period_s
+        self._hold = hold
         self._stop = threading.Event()
         self._threads = ThreadGroup(on_death)
         self.tick_ns = time.monotonic_ns()
@@ -73,6 +76,8 @@ class GovernorLoop:
 
     def _govern(self, look: Look) -> None:
         decision = self._controller.step(look.site, look.budget, look.sample)
+        if (why := self._hold()) is not None:
+            decision = self._controller.held(look.site, look.budget, decision, why)
         if not self._stop.is_set():
             self._lease.grant(decision.point, safe_point(look.site), look.sample.t_ns)
         if decision.state == "off":

@@ -44,6 +44,10 @@ class ReportedModel(Payload):
     backend: str | None
     state: Literal["up", "down"]
     source: Literal["configuration", "reload", "desired"] = Field(description="Who wanted this model.")
+    backend_reason: str | None = Field(
+        default=None,
+        description="Why it does not run on a TensorRT plan of this device; null where it does, or need not.",
+    )
 
 
 class ReportedCamera(Payload):

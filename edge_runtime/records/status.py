@@ -97,6 +97,10 @@ class ModelNow(Payload):
     backend: str | None
     max_batch: int | None = None
     lanes: int | None = None
+    backend_reason: str | None = Field(
+        default=None,
+        description="Why it does not run on a TensorRT plan of this device; null where it does, or need not.",
+    )
     cache: CacheCounts | None = Field(default=None, description="Since the start; null where no cache had a part.")
     reason: str | None = None
 

@@ -63,6 +63,7 @@ class Governed:
         assert camera is not None
         vars(camera)["set_cap"] = self._capped
         self.told: list[tuple[Decision, Budget]] = []
+        self.hold: str | None = None
         self.dead: list[BaseException] = []
         self.sampler.start()
         self.governing = Governing(
@@ -74,6 +75,7 @@ class Governed:
             profile=None,
             clock=self.machine.clock,
             tell=self._told,
+            hold=lambda: self.hold,
             on_death=self._died,
         )
 
@@ -226,6 +228,26 @@ def test_a_variant_that_could_not_be_changed_is_changed_later(
     governed.governing.start()
     wait_until(lambda: governed.variants()["m"] == "large", what="the wanted variant")
     assert refusals == []
+
+
+def test_while_an_engine_is_built_the_safe_point_is_kept_to_and_then_left(made: list[Governed], folder: Path) -> None:
+    (governed := Governed(folder, "power_w = 15.0")).governing.begin()
+    made.append(governed)
+    governed.governing.start()
+
+    def state() -> str | None:
+        return governed.told[-1][0].state if governed.told else None
+
+    wait_until(lambda: state() not in (None, "safe"), 20, "an ordinary decision")
+    governed.hold = "an engine for this device is being built (tiny a)"
+    wait_until(lambda: state() == "safe", 10, "the safe point")
+    held = governed.told[-1][0]
+    assert held.because == governed.hold
+    wait_until(
+        lambda: f"the safe point is in force: {governed.hold}" in governed.governing.alarms(), 5, "the reason is told"
+    )
+    governed.hold = None
+    wait_until(lambda: state() != "safe", 20, "it goes on")
 
 
 def test_a_lease_that_nobody_renews_lapses_to_the_safe_point(

@@ -81,6 +81,15 @@ def test_a_second_one_is_told_to_wait_and_a_posted_one_waits(loader: Loader) -> 
     wait_until(lambda: done == ["new"], 10, "the posted job ran")
 
 
+def test_posted_jobs_of_different_names_all_come(loader: Loader) -> None:
+    gate, done = threading.Event(), []
+    loader.post("hold", lambda: done.append("held") if gate.wait(10) else None)
+    for name in ("SIGHUP", "a plan", "SIGHUP"):
+        loader.post(name, lambda name=name: done.append(name))  # type: ignore[misc]
+    gate.set()
+    wait_until(lambda: done == ["held", "SIGHUP", "a plan"], 10, "both ran, each once")
+
+
 def test_stop_tells_the_job_and_refuses_the_next() -> None:
     loader = Loader()
     loader.start()
