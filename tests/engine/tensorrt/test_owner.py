@@ -336,8 +336,8 @@ def test_nobody_hears_of_a_door_that_does_not_close(caplog: pytest.LogCaptureFix
 
 
 def test_the_shortest_waits_end() -> None:
-    """SimpleQueue.get with a time-out may wait for ever where that runs out between two looks of its own (Python 3.10 to
-    3.12): here once in some thousand waits of a nanosecond."""
+    """SimpleQueue.get with a time-out may wait for ever where that runs out between two looks of its own (Python 3.10
+    to 3.12): here once in some thousand waits of a nanosecond."""
     # read when a run begins, when nothing is due yet, before the wait, when its end is looked for, and when it was seen
     now_s = itertools.cycle([0.0, 0.0, 50e-6 - 1e-9, 1.0, 1.0])
     owner = GpuOwner(cast(Cuda, PlainDoor()), clock=lambda: next(now_s))
