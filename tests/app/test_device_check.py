@@ -404,6 +404,7 @@ def test_a_crash_fails_one_check_and_the_others_go_on(job: Callable[..., Job]) -
     assert "its process ended with 7" in outcomes[3].words
 
 
+@pytest.mark.full
 def test_a_check_that_hangs_is_ended(job: Callable[..., Job]) -> None:
     outcomes = list(carry_out_job(job("hang", "fine"), within_s=3.0))
     assert ended(iter(outcomes)) == [("hang", "failed"), ("fine", "passed")]

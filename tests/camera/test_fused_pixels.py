@@ -20,6 +20,8 @@ from edge_runtime.vision.pixels import normalised
 from tests.camera.test_pixels import MATRICES, frame_of, rotated_file, scene, solid
 
 PIXELS: list[Pixel] = ["bgr24", "rgba", "nv12"]
+COLOURS = [(10, 240, 120), (255, 255, 255), (0, 0, 0), (0, 0, 255)]
+SIZES = [(99, 1), (1, 99), (767, 575), (3775, 1571)]
 RESIZES: list[Resize] = ["letterbox-center", "letterbox-topleft", "stretch", "crop"]
 
 
@@ -66,7 +68,7 @@ def assert_near(bytes_: Float32Array, floats: Float32Array, transform: Transform
 
 @pytest.mark.parametrize("pixel", PIXELS)
 @pytest.mark.parametrize("resize", RESIZES)
-@pytest.mark.parametrize("size", [(416, 416), (320, 192), (158, 94)])
+@pytest.mark.parametrize("size", [(416, 416), pytest.param((320, 192), marks=pytest.mark.full), (158, 94)])
 def test_a_frame_of_the_clip(clip: AvPixels, pixel: Pixel, resize: Resize, size: tuple[int, int]) -> None:
     assert clip.frame.format.name == "yuv420p"
     spec = InputSpec(*size, color="BGR" if size[0] == 320 else "RGB", resize=resize, pixel=pixel)
@@ -81,7 +83,7 @@ def test_a_crop_with_a_short_side_of_its_own(clip: AvPixels, pixel: Pixel) -> No
     assert_near(normalised(place, spec), in_floats(clip, spec, transform), transform, pixel)
 
 
-@pytest.mark.parametrize("colour", [(200, 60, 30), (10, 240, 120), (255, 255, 255), (0, 0, 0), (0, 0, 255)])
+@pytest.mark.parametrize("colour", [(200, 60, 30), *(pytest.param(each, marks=pytest.mark.full) for each in COLOURS)])
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p", "yuv444p", "nv12", "yuv420p10le", "bgra", "gbrp"])
 @pytest.mark.parametrize("pixel", PIXELS)
 def test_a_solid_colour_comes_out_as_it_is(pixel: Pixel, pix_fmt: str, colour: tuple[int, int, int]) -> None:
@@ -114,7 +116,7 @@ def test_what_the_camera_says_of_its_colours_is_obeyed(pixel: Pixel, full: bool,
 
 @pytest.mark.parametrize("pixel", PIXELS)
 @pytest.mark.parametrize("resize", RESIZES)
-@pytest.mark.parametrize("size", [(1, 1), (3, 5), (99, 1), (1, 99), (767, 575), (3775, 1571)])
+@pytest.mark.parametrize("size", [(1, 1), (3, 5), *(pytest.param(each, marks=pytest.mark.full) for each in SIZES)])
 def test_grey_frames_of_every_size(size: tuple[int, int], resize: Resize, pixel: Pixel) -> None:
     frame = av.VideoFrame(*size, "gray")
     frame.planes[0].update(bytes([100]) * frame.planes[0].buffer_size)
@@ -181,7 +183,7 @@ def test_pictures_come_out_upright(tmp_path: Path, name: str, pixel: Pixel) -> N
 
 
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p", "yuv444p", "nv12", "rgb24"])
-@pytest.mark.parametrize("width", [8, 34, 66, 200])
+@pytest.mark.parametrize("width", [34, *(pytest.param(each, marks=pytest.mark.full) for each in (8, 66, 200))])
 @pytest.mark.parametrize("pixel", PIXELS)
 def test_the_last_columns_are_the_pictures_own(pixel: Pixel, width: int, pix_fmt: str) -> None:
     """swscale has a path for pictures that are not scaled that leaves them to whatever the memory held."""

@@ -164,6 +164,7 @@ def test_commands_over_mqtt_are_answered_once_and_retained_or_unsynced_ones_refu
             assert daemon.stop()[0] == 0
 
 
+@pytest.mark.full
 def test_windows_made_while_the_broker_is_away_arrive_in_order_over_a_kill(tmp_path: Path) -> None:
     port = free_port()
     config = write_config(tmp_path, camera=SYNTHETIC, hardware="none", mqtt=f"port = {port}", window_s=0.2)
@@ -210,6 +211,7 @@ def test_windows_made_while_the_broker_is_away_arrive_in_order_over_a_kill(tmp_p
     assert events[0].data["previous_session"] == sessions[0]
 
 
+@pytest.mark.full
 def test_an_hour_of_windows_waits_on_disk_and_arrives_in_order(tmp_path: Path) -> None:
     """360 reports of a real size, as an hour makes them, put while no broker is there."""
     from edge_runtime.app.identity import make_identity

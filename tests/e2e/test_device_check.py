@@ -53,6 +53,7 @@ def statuses(report: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each["status"] for each in report["checks"]}
 
 
+@pytest.mark.full
 def test_all_of_it_on_a_device(device: FakeDevice, bundle: Path, tmp_path: Path) -> None:
     code, report = checked(tmp_path, bundle)
     assert code == 0, report
@@ -83,6 +84,7 @@ def test_a_gpu_that_dies_fails_what_it_died_of_and_no_more(device: FakeDevice, b
     assert list(statuses(report)) == list(WOULD)
 
 
+@pytest.mark.full
 def test_what_cannot_be_built_leaves_the_other_checks(device: FakeDevice, bundle: Path, tmp_path: Path) -> None:
     device.become(bindings=True, crash=int(signal.SIGSEGV))
     code, report = checked(tmp_path, bundle)
@@ -106,6 +108,7 @@ def test_without_a_device_it_says_what_it_would_do(
     assert (report["device"], report["complete"], report["error"]["code"]) == (None, False, "tensorrt_missing")
 
 
+@pytest.mark.full
 def test_interrupted_it_keeps_what_was_done(device: FakeDevice, bundle: Path, tmp_path: Path) -> None:
     device.become(bindings=True, gate="open")
     command = [sys.executable, "-m", "edge_runtime", *arguments(tmp_path, bundle)]

@@ -309,7 +309,7 @@ def test_nothing_is_lost_while_broker_and_daemon_are_killed(
 @pytest.mark.parametrize(
     ("windows", "child_kills"),
     [
-        pytest.param(150, 1, id="a few"),
+        pytest.param(150, 1, id="a few", marks=pytest.mark.full),
         pytest.param(4_000, 5, id="many", marks=[pytest.mark.full, pytest.mark.timeout(600)]),
     ],
 )
