@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 END_S = 5.0
 """How long the kernel may take to end a process and free its memory."""
 _PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 2048
 # A service's own lines to systemd are not the child's. BLAS would start a thread per core, for nothing.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 _SET = {"OPENBLAS_NUM_THREADS": "1"}
@@ -73,6 +75,87 @@ def settle(nice: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it had ended before the line above
         os._exit(1)
+
+
+class ChildOutput:
+    """What a child says: lines on standard output, and the end of what it writes to standard error. One thread's.
+
+    A line may have `max_line_bytes`.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], max_line_bytes: int = 64 * 1024) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._stdout, self._stderr = process.stdout, process.stderr
+        self._most = max_line_bytes
+        self._line = bytearray()
+        self._tail = bytearray()
+        self._poller = select.poll()
+        self._poller.register(self._stdout, select.POLLIN)
+        self._poller.register(self._stderr, select.POLLIN)
+
+    def read(self, wait_s: float) -> list[bytes] | None:
+        """The lines that have come within `wait_s`, or before more was waited for; None: standard output has ended.
+
+        Raises ValueError, in words, where a line has no end.
+        """
+        lines: list[bytes] = []
+        said = self._stdout.fileno()
+        for descriptor, _ in self._poller.poll(1000 * wait_s):
+            chunk = os.read(descriptor, self._most)
+            if descriptor != said:
+                self._keep(chunk)
+                if not chunk:
+                    self._poller.unregister(descriptor)
+            elif not chunk:
+                return None
+            else:
+                self._line += chunk
+                *whole, rest = bytes(self._line).split(b"\n")
+                self._line = bytearray(rest)
+                lines += whole
+        if len(self._line) > self._most:
+            raise ValueError(f"its process wrote {len(self._line)} bytes without an end of line")
+        return lines
+
+    def exit_code(self) -> int | None:
+        """After the end of its standard output: with what it ended; None where it goes on for END_S."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        self._drain()
+        return self._process.returncode
+
+    @property
+    def last_words(self) -> str:
+        """The last line on standard error, at most 200 characters; empty: none."""
+        return self._text().rpartition("\n")[2][:200]
+
+    def close(self) -> str:
+        """Close the pipes; the last 2 KB of standard error."""
+        self._drain()
+        self._stdout.close()
+        self._stderr.close()
+        return self._text()
+
+    def _text(self) -> str:
+        return self._tail.decode("utf-8", "replace").strip()
+
+    def _keep(self, chunk: bytes) -> None:
+        self._tail += chunk
+        del self._tail[:-_TAIL_BYTES]
+
+    def _drain(self) -> None:
+        """Take what a child that has ended had still written to standard error."""
+        poller = select.poll()
+        poller.register(self._stderr, select.POLLIN)
+        while poller.poll(0) and (chunk := self._stderr.read(self._most)):
+            self._keep(chunk)
+
+
+def signal_name(code: int) -> str:
+    """Of an exit code below 0: "SIGSEGV"; a real-time signal has no name, and is "signal 40"."""
+    return next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
 
 
 class Report:

@@ -86,7 +86,7 @@ def states(folder: Path, change: Callable[[Files], object], at_most: int = EVERY
     return list(disk.states(at_most=at_most, seed=1))
 
 
-def test_after_a_power_cut_it_is_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+def test_o4_after_a_power_cut_it_is_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     """At every operation, whatever survives; and once it has returned, the new one."""
     (tmp_path / "state").write_bytes(b"one")
     disk = CrashDisk(tmp_path)

@@ -5,22 +5,20 @@ Where one crashes, hangs or leaves the GPU unusable, that check failed, and the 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.app.device_check_child import BROKEN, DONE
 from edge_runtime.app.device_check_report import Outcome, Status
-from edge_runtime.children import END_S, kill_child, start_child
+from edge_runtime.children import ChildOutput, kill_child, signal_name, start_child
 from edge_runtime.engine.bundle import Bundle
 
 log = logging.getLogger(__name__)
@@ -30,7 +28,6 @@ CHECK_WITHIN_S = 120.0
 RELOAD_WITHIN_S = 10.0
 """A reload takes so long at most, on top of that."""
 _MAX_LINE_BYTES = 1024 * 1024
-_TAIL_BYTES = 2048
 _OPENING = "opening"
 
 
@@ -91,49 +88,35 @@ class _Child:
     """Reads what the process says, and keeps to the time of each check."""
 
     def __init__(self, process: subprocess.Popen[bytes], checks: tuple[str, ...]) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._process = process
-        self._stdout, self._stderr = process.stdout, process.stderr
+        self._output = ChildOutput(process, _MAX_LINE_BYTES)
         self._left = list(checks)
         self._stage = _OPENING
         self._begun = False
         self._since = time.monotonic()
-        self._line = bytearray()
-        self._tail = bytearray()
 
     def outcomes(self, within_s: float, reloads: int) -> Iterator[Outcome]:
         """Of those checks that the process came to."""
-        said, complained = self._stdout.fileno(), self._stderr.fileno()
-        poller = select.poll()
-        poller.register(said, select.POLLIN)
-        poller.register(complained, select.POLLIN)
         while True:
             limit_s = within_s + (reloads * RELOAD_WITHIN_S if self._stage == "reloads" else 0.0)
             left_s = self._since + limit_s - time.monotonic()
             if left_s <= 0:
                 yield self._failed(f"it did not come to an end within {limit_s:.0f} s")
                 return
-            for descriptor, _ in poller.poll(1000 * left_s):
-                chunk = os.read(descriptor, _MAX_LINE_BYTES)
-                if descriptor == complained:
-                    self._keep(chunk)
-                    if not chunk:
-                        poller.unregister(descriptor)
-                elif not chunk:
-                    yield self._failed(self._ended())
-                    return
-                else:
-                    self._line += chunk
-                    done = yield from self._hear()
-                    if done:
-                        return
+            try:
+                lines = self._output.read(left_s)
+            except ValueError as error:
+                yield self._failed(str(error))
+                return
+            if lines is None:
+                yield self._failed(self._ended())
+                return
+            done = yield from self._hear(lines)
+            if done:
+                return
 
-    def _hear(self) -> Generator[Outcome, None, bool]:
+    def _hear(self, lines: Sequence[bytes]) -> Generator[Outcome, None, bool]:
         """Take in lines; True after the last one."""
-        while (end := self._line.find(b"\n")) >= 0:
-            raw = bytes(self._line[:end])
-            del self._line[: end + 1]
+        for raw in lines:
             facts: dict[str, Any] = json.loads(raw)
             stage = str(facts["stage"])
             if stage == DONE:
@@ -162,38 +145,21 @@ class _Child:
     def _failed(self, reason: str) -> Outcome:
         under_way = self._stage in self._left
         took_s = round(time.monotonic() - self._since, 3)
-        said = self._tail.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+        said = self._output.last_words
         words = ("" if under_way else "before it began, ") + reason + (f"; it said: {said}" if said else "")
         return Outcome(self._stage if under_way else self._left[0], "failed", words, {}, took_s)
 
     def _ended(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        self._drain()
-        code = self._process.returncode
+        code = self._output.exit_code()
         if code is None:
             return "its process closed its standard output and went on"
         if code >= 0:
             return f"its process ended with {code}"
         if -code == signal.SIGKILL:
             return "its process was killed, and not by us: the kernel does so where memory runs out"
-        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
-        return f"{name} ended its process"
-
-    def _keep(self, chunk: bytes) -> None:
-        self._tail += chunk
-        del self._tail[:-_TAIL_BYTES]
-
-    def _drain(self) -> None:
-        poller = select.poll()
-        poller.register(self._stderr, select.POLLIN)
-        while poller.poll(0) and (chunk := self._stderr.read(_MAX_LINE_BYTES)):
-            self._keep(chunk)
+        return f"{signal_name(code)} ended its process"
 
     def close(self) -> None:
         """Close the pipes, and log what the process wrote to standard error: its last 2 KB."""
-        self._drain()
-        self._stdout.close()
-        self._stderr.close()
-        if text := self._tail.decode("utf-8", "replace").strip():
+        if text := self._output.close():
             log.info("the process that checked the device wrote: %s", text)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.children import END_S, kill_child, start_child
+from edge_runtime.children import ChildOutput, kill_child, signal_name, start_child
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import Backend
 from edge_runtime.errors import BundleError, CameraError, EdgeError, EngineError, RefusedError
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
 """How often a child's memory and a wish to cancel are looked at."""
-_MAX_LINE_BYTES = 64 * 1024
-_TAIL_BYTES = 2048
 _RUNS = ("running", "golden", "timing", "closing")
 """Stages in which every line of the child stands for one run."""
 _BEFORE_THE_MODEL = ("starting", "verifying")
@@ -159,10 +156,8 @@ class _Watch:
         memory_bytes: int | None,
         cancel: threading.Event | None,
     ) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
         self._process = process
-        self._stdout, self._stderr = process.stdout, process.stderr
+        self._output = ChildOutput(process)
         self._where = where
         self._since, self._since_cpu_s = time.monotonic(), 0.0
         self._within_s, self._end = within_s, self._since + within_s
@@ -172,27 +167,20 @@ class _Watch:
         self._stage = "starting"
         self._picture: str | None = None
         self._before_bytes: int | None = None
-        self._line = bytearray()
-        self._tail = bytearray()
 
     def until_done(self) -> dict[str, Any]:
         """What the child measured. Raises what it raised, and what `prove` says."""
-        said, complained = self._stdout.fileno(), self._stderr.fileno()
-        poller = select.poll()
-        poller.register(said, select.POLLIN)
-        poller.register(complained, select.POLLIN)
         ticking = self._memory_bytes is not None or self._cancel is not None
         while True:
             left_s = self._check()
-            for descriptor, _ in poller.poll(1000 * (min(left_s, _TICK_S) if ticking else left_s)):
-                chunk = os.read(descriptor, _MAX_LINE_BYTES)
-                if descriptor == complained:
-                    self._keep(chunk)
-                    if not chunk:
-                        poller.unregister(descriptor)
-                elif not chunk:
-                    raise self._ended()
-                elif (measured := self._hear(chunk)) is not None:
+            try:
+                lines = self._output.read(min(left_s, _TICK_S) if ticking else left_s)
+            except ValueError as error:
+                raise self.failed(str(error)) from None
+            if lines is None:
+                raise self._ended()
+            for raw in lines:
+                if (measured := self._hear(raw)) is not None:
                     return measured
 
     def _check(self) -> float:
@@ -212,30 +200,22 @@ class _Watch:
             raise self._late(now)
         return left_s
 
-    def _hear(self, chunk: bytes) -> dict[str, Any] | None:
-        """Take in lines; of the last one, returns what was measured or raises the error that it tells of."""
-        self._line += chunk
-        while (end := self._line.find(b"\n")) >= 0:
-            raw = bytes(self._line[:end])
-            del self._line[: end + 1]
-            try:
-                facts = json.loads(raw)
-                self._stage, self._picture = str(facts["stage"]), facts.get("picture")
-                if self._stage == "loading":
-                    self._before_bytes = int(facts["resident_bytes"] or 0)
-                measured = dict(facts["proof"]) if self._stage == "done" else None
-                error = _KINDS.get(facts["kind"], EngineError)(**facts["error"]) if "error" in facts else None
-            except (ValueError, TypeError, KeyError, AttributeError):
-                raise self.failed(f"its process wrote {raw[:80]!r}") from None
-            self._since, self._since_cpu_s = time.monotonic(), _cpu_s(self._process.pid)
-            log.debug("%s: %s %s", self._where, self._stage, self._picture or "")
-            if error is not None:
-                raise error
-            if measured is not None:
-                return measured
-        if len(self._line) > _MAX_LINE_BYTES:
-            raise self.failed(f"its process wrote {len(self._line)} bytes without an end of line")
-        return None
+    def _hear(self, raw: bytes) -> dict[str, Any] | None:
+        """Take in a line; of the last one, returns what was measured or raises the error that it tells of."""
+        try:
+            facts = json.loads(raw)
+            self._stage, self._picture = str(facts["stage"]), facts.get("picture")
+            if self._stage == "loading":
+                self._before_bytes = int(facts["resident_bytes"] or 0)
+            measured = dict(facts["proof"]) if self._stage == "done" else None
+            error = _KINDS.get(facts["kind"], EngineError)(**facts["error"]) if "error" in facts else None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise self.failed(f"its process wrote {raw[:80]!r}") from None
+        self._since, self._since_cpu_s = time.monotonic(), _cpu_s(self._process.pid)
+        log.debug("%s: %s %s", self._where, self._stage, self._picture or "")
+        if error is not None:
+            raise error
+        return measured
 
     def _doing(self) -> str:
         words = {
@@ -266,15 +246,11 @@ class _Watch:
 
     def _ended(self) -> EdgeError:
         """Why the child ended without a last line."""
-        try:
-            code = self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
+        code = self._output.exit_code()
+        if code is None:
             return self.failed("it closed its standard output and went on")
-        self._drain()
-        said = self._tail.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
-        last = f"; it said: {said}" if said else ""
-        # a real-time signal has no name
-        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+        last = f"; it said: {said}" if (said := self._output.last_words) else ""
+        name = signal_name(code)
         if -code in _ENDED_BY_OTHERS:
             return self.failed(f"{name} ended it from outside {self._doing()}", retryable=True)
         how = f"{f'{name} ended its process' if code < 0 else f'its process ended with {code}'} {self._doing()}{last}"
@@ -299,21 +275,7 @@ class _Watch:
             retryable=retryable,
         )
 
-    def _keep(self, chunk: bytes) -> None:
-        self._tail += chunk
-        del self._tail[:-_TAIL_BYTES]
-
-    def _drain(self) -> None:
-        """Take what the child, which has ended, had still written to standard error."""
-        poller = select.poll()
-        poller.register(self._stderr, select.POLLIN)
-        while poller.poll(0) and (chunk := self._stderr.read(_MAX_LINE_BYTES)):
-            self._keep(chunk)
-
     def close(self) -> None:
         """Close the pipes, and log what the child wrote to standard error: its last 2 KB."""
-        self._drain()
-        self._stdout.close()
-        self._stderr.close()
-        if text := self._tail.decode("utf-8", "replace").strip():
+        if text := self._output.close():
             log.warning("%s: the process that proved it wrote: %s", self._where, text)

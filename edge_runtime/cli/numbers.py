@@ -23,6 +23,31 @@ def count(text: str) -> int:
     return int(text)
 
 
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
+    return value
+
+
+def whole(text: str) -> int:
+    """A whole number from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)
+
+
+def resamples(text: str) -> int:
+    """How often a bootstrap draws: from 100 to 10,000."""
+    if (value := count(text)) < 100:
+        raise argparse.ArgumentTypeError(f"{text} resamples give no interval: at least 100")
+    return value
+
+
 def port(text: str) -> int:
     """A port, 1 to 65535."""
     if not (text.isdecimal() and 1 <= int(text) <= 65535):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from edge_runtime.cli.numbers import count
+from edge_runtime.cli.numbers import count, resamples, share, whole
 from edge_runtime.errors import EXIT_DONE, EXIT_REFUSED, NotThereError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _TERMINAL_INTERVAL_S = 0.1
 _LOG_INTERVAL_S = 10.0
 _LOSS_ROUNDING = 1e-9
-_LEAST_RESAMPLES = 100
 
 _EVALUATE = """Run a model over labelled pictures, through the reader, scaler, preprocessing and decoding that the
 daemon uses, and say how right it is: COCO's mAP for a detector, top-1 for a classifier."""
@@ -50,40 +49,18 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     for name, what in (("A", "the model to compare against"), ("B", "the model in question")):
         parser.add_argument(name.lower(), metavar=f"BUNDLE_{name}[@VARIANT]", help=what)
     _add_common(parser)
-    parser.add_argument("--max-loss", type=_share, metavar="0-1", help="how much of the metric B may lose")
-    parser.add_argument("--seed", type=_whole, default=0, help="of what is drawn (%(default)s)")
-    parser.add_argument("--resamples", type=_resamples, default=1000, metavar="N", help="of the interval (%(default)s)")
+    parser.add_argument("--max-loss", type=share, metavar="0-1", help="how much of the metric B may lose")
+    parser.add_argument("--seed", type=whole, default=0, help="of what is drawn (%(default)s)")
+    parser.add_argument("--resamples", type=resamples, default=1000, metavar="N", help="of the interval (%(default)s)")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dataset", metavar="DATASET", type=Path, help=_DATASET)
     parser.add_argument(
-        "--score-threshold", type=_share, default=0.01, metavar="0-1", help="detections above it count (%(default)s)"
+        "--score-threshold", type=share, default=0.01, metavar="0-1", help="detections above it count (%(default)s)"
     )
     parser.add_argument("--images", type=count, metavar="N", help="only N pictures, drawn at random, always the same")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
-    return value
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
-    return int(text)
-
-
-def _resamples(text: str) -> int:
-    if (value := count(text)) < _LEAST_RESAMPLES:
-        raise argparse.ArgumentTypeError(f"{text} resamples give no interval: at least {_LEAST_RESAMPLES}")
-    return value
 
 
 def run_evaluate(args: argparse.Namespace) -> int:

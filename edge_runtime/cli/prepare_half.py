@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.cli.numbers import count
+from edge_runtime.cli.numbers import count, resamples, share, whole
 from edge_runtime.cli.prepare_evaluate import progress_on
 from edge_runtime.errors import EXIT_DONE, NotThereError
 
@@ -19,7 +19,6 @@ _HALF = """Make a bundle whose models compute in FP16 on TensorRT, where that is
 seen on --calibrate pictures, and sums, softmax, box decoding and the like stay in float32. Each new variant is measured
 against the float one; where it may lose more than --max-loss nothing is written and the exit code is 3."""
 _NAMED = 12
-_LEAST_RESAMPLES = 100
 
 
 def add_half(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +41,7 @@ def add_half(parser: argparse.ArgumentParser) -> None:
         "--calibrate is held back, and the float model's answers are taken for right)",
     )
     parser.add_argument(
-        "--max-loss", type=_share, default=0.01, metavar="0-1", help="of the metric, relative (%(default)s)"
+        "--max-loss", type=share, default=0.01, metavar="0-1", help="of the metric, relative (%(default)s)"
     )
     parser.add_argument(
         "--accept",
@@ -54,32 +53,10 @@ def add_half(parser: argparse.ArgumentParser) -> None:
         "--variant", action="append", default=[], metavar="V", help="default: all of fp32; again for more"
     )
     parser.add_argument("--every", type=count, default=10, metavar="N", help="of a clip, every Nth frame (%(default)s)")
-    parser.add_argument("--seed", type=_whole, default=0, help="of what is drawn (%(default)s)")
-    parser.add_argument("--resamples", type=_resamples, default=2000, metavar="N", help="of the bound (%(default)s)")
+    parser.add_argument("--seed", type=whole, default=0, help="of what is drawn (%(default)s)")
+    parser.add_argument("--resamples", type=resamples, default=2000, metavar="N", help="of the bound (%(default)s)")
     parser.add_argument("--overwrite", action="store_true", help="replace the bundle in OUT_DIR")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
-    return value
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
-    return int(text)
-
-
-def _resamples(text: str) -> int:
-    if (value := count(text)) < _LEAST_RESAMPLES:
-        raise argparse.ArgumentTypeError(f"{text} resamples give no bound: at least {_LEAST_RESAMPLES}")
-    return value
 
 
 def run_half(args: argparse.Namespace) -> int:

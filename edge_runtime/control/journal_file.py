@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from edge_runtime.control.commands import Door
 from edge_runtime.durable import sync_folder
+from edge_runtime.sqlite_file import SqliteFileError, foreign_errors, transaction
 
 State = Literal["accepted", "begun", "finished"]
 """Accepted: will be obeyed, also after a restart. Begun: may have taken effect. Finished: there is a reply."""
@@ -38,13 +39,8 @@ _LOAD = (
 _PUT = "INSERT OR REPLACE INTO command VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-class JournalFileError(Exception):
-    """The file cannot be used. `corrupt`: its contents are at fault, and a fresh file is the way out; else the
-    disk is (full, read-only, failing), and trying again later may help."""
-
-    def __init__(self, message: str, *, corrupt: bool) -> None:
-        super().__init__(message)
-        self.corrupt = corrupt
+class JournalFileError(SqliteFileError):
+    """The journal's file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ class JournalFile:
         if version not in (0, _VERSION):
             raise JournalFileError(f"it is of version {version}, which this program does not know", corrupt=True)
         if self.fresh:
-            with self._transaction():
+            with transaction(self._db):
                 for statement in _SCHEMA.strip().removesuffix(";").split(";"):
                     self._db.execute(statement)
 
@@ -117,7 +113,7 @@ class JournalFile:
 
     def write(self, rows: Sequence[Row], gone: Collection[str]) -> None:
         """Put rows in, or in the place of those with their ids, and delete others: all of it on disk, or nothing."""
-        with _ours(), self._transaction():
+        with _ours(), transaction(self._db):
             self._db.executemany(_PUT, [astuple(row) for row in rows])
             self._db.executemany("DELETE FROM command WHERE id = ?", [(each,) for each in gone])
             # something is written even if no row changes: else a full disk would look as if it had room again
@@ -127,28 +123,6 @@ class JournalFile:
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # sqlite may have rolled back by itself
-                self._db.execute("ROLLBACK")
-            raise
 
-
-@contextlib.contextmanager
-def _ours() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        # these are the file's fault, all else operational is the disk's (the codes come with Python 3.11)
-        words = str(error)
-        corrupt = words.startswith(("no such", "Could not decode", "malformed"))
-        raise JournalFileError(words, corrupt=corrupt) from error
-    except (sqlite3.Error, TypeError, ValueError) as error:
-        raise JournalFileError(str(error), corrupt=True) from error
-    except OSError as error:
-        raise JournalFileError(error.strerror or str(error), corrupt=False) from error
+def _ours() -> contextlib.AbstractContextManager[None]:
+    return foreign_errors(JournalFileError)

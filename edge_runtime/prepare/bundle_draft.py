@@ -54,8 +54,20 @@ class BundleDraft:
         prove: given the loaded engine of the first variant before anything is in place; what it raises ends the
         writing. `notes` is added to. Variants without a file for onnxruntime are not run: whoever makes them has to.
 
-        Raises BundleError for what does not load and run, OSError when the disk refuses; then nothing is left.
+        Raises BundleError for what does not load and run, EdgeError (code "write_failed") when the disk refuses; then
+        nothing is left.
         """
+        try:
+            return self._write(out_dir, golden, prove, notes)
+        except OSError as error:
+            raise EdgeError(
+                f"the bundle could not be written: {error.strerror or error}",
+                code="write_failed",
+                where=str(out_dir),
+                remedy="check free space and rights; nothing was left behind",
+            ) from error
+
+    def _write(self, out_dir: Path, golden: Golden | None, prove: Prove | None, notes: list[str]) -> Bundle:
         aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".new", dir=out_dir.parent))
         try:
             aside.chmod(0o755)

@@ -11,7 +11,7 @@ from typing import Any
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import BACKENDS, VariantTable
 from edge_runtime.engine.probe import ReadImage
-from edge_runtime.errors import BundleError, EdgeError, UsageError
+from edge_runtime.errors import BundleError, UsageError
 from edge_runtime.prepare.bundle_draft import BundleDraft, Golden, check_target, named_reader
 from edge_runtime.prepare.fuse_graph import fuse_graph
 from edge_runtime.prepare.kept import kept_variant
@@ -84,15 +84,7 @@ def fuse_bundle(
         variants=tables,
     )
     notes = [f"{name}: {each}" for name, each in parity.items()]
-    try:
-        bundle = draft.write(out_dir, Golden(golden, read_image, _TOLERANCE), None, notes)
-    except OSError as error:
-        raise EdgeError(
-            f"the bundle could not be written: {error.strerror or error}",
-            code="write_failed",
-            where=str(out_dir),
-            remedy="check free space and rights; nothing was left behind",
-        ) from error
+    bundle = draft.write(out_dir, Golden(golden, read_image, _TOLERANCE), None, notes)
     notes.append("the new variants state no accuracy: `prepare evaluate BUNDLE DATASET --record` measures it")
     return FuseResult(bundle, parity, tuple(notes))
 

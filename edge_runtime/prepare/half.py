@@ -16,7 +16,7 @@ from edge_runtime.engine.bundle import Bundle, load_bundle
 from edge_runtime.engine.manifest import Backend, VariantTable
 from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, load_engine, open_session, output_shapes
 from edge_runtime.engine.probe import ReadImage, record_golden
-from edge_runtime.errors import BundleError, EdgeError, RefusedError, UsageError
+from edge_runtime.errors import BundleError, RefusedError, UsageError
 from edge_runtime.prepare.bundle_draft import BundleDraft, check_target
 from edge_runtime.prepare.calibration import Calibration, CalibrationPicture
 from edge_runtime.prepare.evaluate import measure, predict
@@ -345,12 +345,4 @@ def _write(
         output=manifest.output.model_dump(),
         variants=tables,
     )
-    try:
-        return draft.write(out_dir, None, None, notes)
-    except OSError as error:
-        raise EdgeError(
-            f"the bundle could not be written: {error.strerror or error}",
-            code="write_failed",
-            where=str(out_dir),
-            remedy="check free space and rights; nothing was left behind",
-        ) from error
+    return draft.write(out_dir, None, None, notes)

@@ -13,7 +13,7 @@ from edge_runtime.durable import write_atomic
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, open_session, output_shapes
 from edge_runtime.engine.probe import ReadImage
-from edge_runtime.errors import BundleError, EdgeError, RefusedError, UsageError
+from edge_runtime.errors import BundleError, RefusedError, UsageError
 from edge_runtime.prepare.bundle_draft import BundleDraft, Golden, check_target, named_reader
 from edge_runtime.prepare.contact_sheet import MAX_PICTURES, cell, contact_sheet
 from edge_runtime.prepare.exporters import Stated, read_stated, refuse_unreadable
@@ -164,15 +164,7 @@ def import_model(
     if pictures and read_image is not None:
         named = [variant["name"] for variant in draft.variants]
         golden = Golden(dict.fromkeys(named, pictures), named_reader(read_image), tolerance)
-    try:
-        bundle = draft.write(out_dir, golden, check, notes)
-    except OSError as error:
-        raise EdgeError(
-            f"the bundle could not be written: {error.strerror or error}",
-            code="write_failed",
-            where=str(out_dir),
-            remedy="check free space and rights; nothing was left behind",
-        ) from error
+    bundle = draft.write(out_dir, golden, check, notes)
     if not pictures:
         notes.append("no golden pictures: engines of this bundle can't be proved after a build; give some pictures")
     if check is None:

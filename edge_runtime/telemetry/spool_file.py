@@ -9,10 +9,11 @@ import contextlib
 import logging
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge_runtime.sqlite_file import SqliteFileError, foreign_errors, transaction
 from edge_runtime.telemetry import spool_gaps as reasons
 from edge_runtime.telemetry.spool_age import Stamp
 from edge_runtime.telemetry.spool_gaps import Gap, GapBook
@@ -42,13 +43,8 @@ _MARGIN_PAGES = 16
 _QUICK_VACUUM_BYTES = 128 << 20
 
 
-class SpoolFileError(Exception):
-    """The file cannot be used. `corrupt`: its contents are at fault, and a fresh file is the way out; else the
-    disk is (full, read-only, failing), and trying again later may help."""
-
-    def __init__(self, message: str, *, corrupt: bool) -> None:
-        super().__init__(message)
-        self.corrupt = corrupt
+class SpoolFileError(SqliteFileError):
+    """The spool's file cannot be used."""
 
 
 @dataclass(slots=True)
@@ -363,16 +359,8 @@ class SpoolFile:
             with contextlib.suppress(sqlite3.Error):
                 self._db.close()
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # sqlite may have rolled back by itself
-                self._db.execute("ROLLBACK")
-            raise
+    def _transaction(self) -> contextlib.AbstractContextManager[None]:
+        return transaction(self._db)
 
 
 def _packed(row: SpoolRow) -> tuple[int, str, bytes]:
@@ -380,17 +368,5 @@ def _packed(row: SpoolRow) -> tuple[int, str, bytes]:
     return form, row.topic, packed
 
 
-@contextlib.contextmanager
-def _ours() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        # "no such table" and text that is no UTF-8 are the file's fault, all else operational is the disk's.
-        # (The codes themselves come with Python 3.11.)
-        words = str(error)
-        corrupt = words.startswith(("no such", "Could not decode", "malformed"))
-        raise SpoolFileError(words, corrupt=corrupt) from error
-    except (sqlite3.Error, zlib.error, TypeError, ValueError) as error:
-        raise SpoolFileError(str(error), corrupt=True) from error
-    except OSError as error:
-        raise SpoolFileError(str(error), corrupt=False) from error
+def _ours() -> contextlib.AbstractContextManager[None]:
+    return foreign_errors(SpoolFileError, zlib.error)

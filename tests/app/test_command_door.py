@@ -128,7 +128,9 @@ def sender(broker: Mosquitto) -> Iterator[Sender]:
     sender.close()
 
 
-def test_slow_ones_wait_for_each_other_and_nobody_for_them(tmp_path: Path, broker: Mosquitto, sender: Sender) -> None:
+def test_o1_slow_ones_wait_for_each_other_and_nobody_for_them(
+    tmp_path: Path, broker: Mosquitto, sender: Sender
+) -> None:
     with Device(tmp_path, broker) as device:
         sender.note("s1", "s2", "s3", "s4", "s5", "s6", name="build")
         wait_until(lambda: len(device.building) == 4, what="four at a time")

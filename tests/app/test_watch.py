@@ -75,7 +75,7 @@ def test_a_slow_run_is_waited_for() -> None:
     assert (seen.frames, seen.note) == (1, None)
 
 
-def test_a_stop_before_it_was_seen_at_work_is_no_success() -> None:
+def test_o11_a_stop_before_it_was_seen_at_work_is_no_success() -> None:
     cancel = threading.Event()
     cancel.set()
     with pytest.raises(EngineError) as caught:

@@ -182,7 +182,7 @@ def test_p26_a_broker_with_another_name(broker: Mosquitto, paper: Paper, make_li
     ],
     ids=["expired", "o5-clock-behind"],
 )
-def test_a_certificate_of_another_time(
+def test_o5_a_certificate_of_another_time(
     paper: Paper, make_link: MakeLink, tmp_path: Path, starts: int, ends: int, words: tuple[str, ...]
 ) -> None:
     shown = paper.brokers.issue("late", "DNS:localhost", starts=timedelta(days=starts), ends=timedelta(days=ends))

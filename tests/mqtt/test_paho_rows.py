@@ -54,9 +54,11 @@ def alive(link: MqttLink) -> bool:
 
 
 def test_every_row_has_a_test_that_names_it() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("test_*.py")))
+    """O3, O6 and O12 are about downloads and roll-outs: there is nothing yet that could do them wrong."""
+    tests = sorted(Path(__file__).parents[1].rglob("test_*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in tests)
     named = {row for name in re.findall(r"def test_((?:[po]\d+_)+)", text) for row in name.split("_") if row}
-    wanted = {f"p{number}" for number in range(1, 27)} | {"o7", "o8", "o9", "o10"}
+    wanted = {f"p{number}" for number in range(1, 27)} | {f"o{number}" for number in (1, 2, 4, 5, 7, 8, 9, 10, 11)}
     assert wanted <= named, sorted(wanted - named)
 
 

@@ -156,7 +156,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-def test_a_full_disk(small_disk: Path) -> None:
+def test_o2_a_full_disk(small_disk: Path) -> None:
     filler = small_disk / "filler"
     with Opened(small_disk, options=RETRYING) as opened:
         opened.put("first")

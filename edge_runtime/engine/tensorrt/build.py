@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.children import END_S, kill_child, start_child
+from edge_runtime.children import ChildOutput, kill_child, signal_name, start_child
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.tensorrt.network import Settings
 from edge_runtime.engine.tensorrt.preflight import FREE_MEMORY
@@ -30,8 +28,6 @@ WITHIN_S = 3600.0
 """A large model on the smallest module takes tens of minutes; one that takes longer hangs."""
 LOOK_WITHIN_S = 60.0
 _TICK_S = 0.1
-_MAX_LINE_BYTES = 64 * 1024
-_TAIL_BYTES = 2048
 _KINDS: Mapping[str, type[EdgeError]] = {kind.__name__: kind for kind in (BundleError, EngineError, RefusedError)}
 _WORDS = {
     "starting": "starting",
@@ -193,23 +189,14 @@ class _Child:
         within_s: float,
         hear: Callable[[str, Mapping[str, Any]], None] | None,
     ) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._process = process
-        self._stdout, self._stderr = process.stdout, process.stderr
+        self._output = ChildOutput(process)
         self._where = where
         self._within_s, self._end = within_s, time.monotonic() + within_s
         self._hear = hear
         self._stage = "starting"
-        self._line = bytearray()
-        self._tail = bytearray()
 
     def until_done(self, cancel: threading.Event | None) -> dict[str, Any]:
         """What its last line says. Raises EdgeError."""
-        said, complained = self._stdout.fileno(), self._stderr.fileno()
-        poller = select.poll()
-        poller.register(said, select.POLLIN)
-        poller.register(complained, select.POLLIN)
         while True:
             if cancel is not None and cancel.is_set():
                 raise EngineError(
@@ -223,53 +210,42 @@ class _Child:
                     remedy="use a smaller variant, or see whether something else takes all of this device",
                     retryable=True,
                 )
-            for descriptor, _ in poller.poll(1000 * _TICK_S):
-                chunk = os.read(descriptor, _MAX_LINE_BYTES)
-                if descriptor == complained:
-                    self._keep(chunk)
-                    if not chunk:
-                        poller.unregister(descriptor)
-                elif not chunk:
-                    raise self._ended()
-                elif (facts := self._take(chunk)) is not None:
+            try:
+                lines = self._output.read(_TICK_S)
+            except ValueError as error:
+                raise _failed(self._where, str(error)) from None
+            if lines is None:
+                raise self._ended()
+            for raw in lines:
+                if (facts := self._take(raw)) is not None:
                     return facts
 
     @property
     def _doing(self) -> str:
         return _WORDS.get(self._stage, self._stage)
 
-    def _take(self, chunk: bytes) -> dict[str, Any] | None:
-        self._line += chunk
-        while (end := self._line.find(b"\n")) >= 0:
-            raw = bytes(self._line[:end])
-            del self._line[: end + 1]
-            try:
-                line = json.loads(raw)
-                stage = str(line["stage"])
-                error = _KINDS.get(line["kind"], EngineError)(**line["error"]) if "error" in line else None
-            except (ValueError, TypeError, KeyError, AttributeError):
-                raise _failed(self._where, f"its process wrote {raw[:80]!r}") from None
-            if error is not None:
-                raise error
-            if stage == "done":
-                return dict(line)
-            self._stage = stage
-            if self._hear is not None:
-                self._hear(stage, line)
-        if len(self._line) > _MAX_LINE_BYTES:
-            raise _failed(self._where, f"its process wrote {len(self._line)} bytes without an end of line")
+    def _take(self, raw: bytes) -> dict[str, Any] | None:
+        try:
+            line = json.loads(raw)
+            stage = str(line["stage"])
+            error = _KINDS.get(line["kind"], EngineError)(**line["error"]) if "error" in line else None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise _failed(self._where, f"its process wrote {raw[:80]!r}") from None
+        if error is not None:
+            raise error
+        if stage == "done":
+            return dict(line)
+        self._stage = stage
+        if self._hear is not None:
+            self._hear(stage, line)
         return None
 
     def _ended(self) -> EdgeError:
         """Why the child ended without a last line."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        code = self._process.returncode
+        code = self._output.exit_code()
         if code is None:
             return _failed(self._where, "it closed its standard output and went on")
-        self._drain()
-        said = self._tail.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
-        last = f"; it said: {said}" if said else ""
+        last = f"; it said: {said}" if (said := self._output.last_words) else ""
         if -code == signal.SIGKILL:
             return RefusedError(
                 f"the build was killed while {self._doing}, and not by us: the kernel does so where memory runs out",
@@ -278,8 +254,7 @@ class _Child:
                 remedy=FREE_MEMORY,
                 retryable=True,
             )
-        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
-        how = f"{name} ended its process" if code < 0 else f"its process ended with {code}"
+        how = f"{signal_name(code)} ended its process" if code < 0 else f"its process ended with {code}"
         if -code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             return _failed(self._where, f"{how} from outside while {self._doing}", retryable=True)
         return RefusedError(
@@ -289,22 +264,9 @@ class _Child:
             remedy="export the model again, or with other operators; the log has what the process wrote",
         )
 
-    def _keep(self, chunk: bytes) -> None:
-        self._tail += chunk
-        del self._tail[:-_TAIL_BYTES]
-
-    def _drain(self) -> None:
-        poller = select.poll()
-        poller.register(self._stderr, select.POLLIN)
-        while poller.poll(0) and (chunk := self._stderr.read(_MAX_LINE_BYTES)):
-            self._keep(chunk)
-
     def close(self) -> None:
         """Close the pipes, and log what the child wrote to standard error: its last 2 KB."""
-        self._drain()
-        self._stdout.close()
-        self._stderr.close()
-        if text := self._tail.decode("utf-8", "replace").strip():
+        if text := self._output.close():
             log.info("%s: the process that built it wrote: %s", self._where, text)
 
 
