@@ -38,6 +38,7 @@ from edge_runtime.config_values import (
     BUNDLED_BUNDLES,
     FILE,
     NAME,
+    PUBLIC_KEY,
     SECRET,
     SWITCH,
     Right,
@@ -48,6 +49,8 @@ from edge_runtime.config_values import (
     check_name,
     check_names,
     check_path,
+    check_public_key,
+    check_public_keys,
     check_repository,
     check_secret,
     check_source,
@@ -70,6 +73,7 @@ __all__ = [
     "CameraSource",
     "Config",
     "DeviceConfig",
+    "EngineConfig",
     "ModelConfig",
     "MqttConfig",
     "ReferenceRow",
@@ -215,6 +219,11 @@ class ModelConfig(_Table):
     batch_timeout_ms: Annotated[float, Right("a number from 0 to 10000")] = Field(
         20.0, ge=0, le=10_000, description="Longest time in ms that a frame waits for others to fill its batch."
     )
+    letterbox: Annotated[Literal["auto", "cpu", "gpu"], Right("auto, cpu or gpu")] = Field(
+        "auto",
+        description="Where pictures larger than the model's input are scaled. auto: on the GPU where TensorRT runs the "
+        "model and the kernel for it can be had; gpu: refused where it cannot. With a cache always on the CPU.",
+    )
     lanes: Annotated[Literal["auto"] | int, auto_or_count(64), Right('"auto" or a whole number from 1 to 64')] = Field(
         "auto", description="Runs at a time. auto: on a CPU, the cores shared out among the models."
     )
@@ -236,6 +245,20 @@ class ModelConfig(_Table):
     )
     cache_max_age_s: Annotated[float, Right("a number above 0 and at most 3600")] = Field(
         10.0, gt=0, le=3600, description='Seconds after which a still scene is inferred anew. With cache = "scene".'
+    )
+
+
+class EngineConfig(_Table):
+    """`[engine]`: TensorRT plans."""
+
+    plan_keys: Annotated[
+        tuple[Annotated[str, PlainValidator(check_public_key)], ...],
+        BeforeValidator(check_public_keys),
+        Right(f"a list of public keys, each {PUBLIC_KEY.words.partition(', ')[2]}", default="none"),
+    ] = Field(
+        (),
+        description="Who may sign plans that come with a bundle. A plan is native code: one that none of these keys "
+        "has signed for this TensorRT, GPU and module is not used.",
     )
 
 
@@ -367,6 +390,7 @@ class Config(_Table):
     models: Annotated[tuple[ModelConfig, ...], BeforeValidator(check_tables)] = Field(
         (), alias="model", description="The models to keep loaded."
     )
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="TensorRT plans that come with a bundle.")
     budget: BudgetConfig | None = Field(None, description="What the governor holds.")
     mqtt: MqttConfig | None = Field(None, description="The broker; left out, nothing is sent.")
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="What is reported.")

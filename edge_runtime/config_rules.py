@@ -54,6 +54,8 @@ def rule_findings(data: dict[str, Any], base: Path) -> Iterator[Finding]:
         if "cache_max_age_s" in model and model.get("cache", "off") in ("off", "exact"):
             message = f'{render(model["cache_max_age_s"])} has no meaning without cache = "scene"'
             yield Finding(("model", index, "cache_max_age_s"), message, 'leave it out, or set cache = "scene"')
+        if model.get("letterbox") == "gpu":
+            yield from _gpu_letterbox_rules(index, model)
     if isinstance(mqtt := data.get("mqtt"), dict):
         yield from _mqtt_rules(mqtt)
     if isinstance(web := data.get("web"), dict):
@@ -61,6 +63,17 @@ def rule_findings(data: dict[str, Any], base: Path) -> Iterator[Finding]:
     if isinstance(budget := data.get("budget"), dict):
         device = data.get("device")
         yield from _budget_rules(budget, device.get("hardware") if isinstance(device, dict) else None)
+
+
+def _gpu_letterbox_rules(index: int, model: dict[str, Any]) -> Iterator[Finding]:
+    path: KeyPath = ("model", index, "letterbox")
+    if model.get("backend") == "onnxruntime":
+        yield Finding(
+            path, '"gpu" has no meaning with backend = "onnxruntime"', "leave it out, or choose another backend"
+        )
+    if model.get("cache", "off") in ("exact", "scene"):
+        message = f'"gpu" is not possible with cache = {render(model["cache"])}: a cache looks at scaled pictures'
+        yield Finding(path, message, 'leave it out, or set cache = "off"')
 
 
 def camera_findings(camera: dict[str, Any], models: Sequence[str], base: Path) -> Iterator[Finding]:

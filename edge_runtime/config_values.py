@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import json
 import re
@@ -35,6 +37,14 @@ NAME = Right("up to 64 of A-Z a-z 0-9 . _ - with a letter or digit first")
 FILE = Right("the path of a file, in quotes; relative ones count from this file's folder")
 SECRET = Right('the path of a file, in quotes, or "credential:NAME" for one that systemd hands over')
 SWITCH = Right("true or false")
+PUBLIC_KEY = Right('a public key, as "ed25519:..."; `edge-runtime build --new-key KEY.pem` prints one')
+
+_KEY_TYPE = "ed25519:"
+_KEY_BYTES = 32
+_FIELD = 2**255 - 19
+_ORDER_8 = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
+_WEAK = frozenset({0, 1, _FIELD - 1, _ORDER_8, _FIELD - _ORDER_8})
+"""The points whose order divides 8, by their y: under such a key anybody can sign, and zeros are one of them."""
 
 
 def wrong(message: str, remedy: str | None = None) -> PydanticCustomError:
@@ -143,6 +153,58 @@ def check_secret(value: object, info: ValidationInfo) -> Path:
     if not value or not value.isprintable():
         raise wrong("what stands there is no path")
     return check_path(value, info)
+
+
+def public_key_bytes(text: str) -> bytes:
+    """The 32 bytes of a public key that is written as "ed25519:BASE64".
+
+    Raises UsageError for what is none; its message does not show the text, which may be the private one.
+    """
+    kind, colon, encoded = text.partition(":")
+    if "-----BEGIN" in text:
+        message = "a PEM stands there, and a public key is one line that begins with ed25519:"
+        raise UsageError(message, code="public_key", remedy=PUBLIC_KEY.words)
+    if kind + colon != _KEY_TYPE:
+        message = "what stands there does not begin with ed25519:, the only kind of key that is known"
+        raise UsageError(message, code="public_key", remedy=PUBLIC_KEY.words)
+    raw = exact_base64(encoded)
+    if raw is None:
+        raise UsageError("what follows ed25519: is not base64", code="public_key", remedy=PUBLIC_KEY.words)
+    if len(raw) != _KEY_BYTES:
+        message = f"{len(raw)} bytes follow ed25519:, and a public key has {_KEY_BYTES}"
+        raise UsageError(message, code="public_key", remedy=PUBLIC_KEY.words)
+    if (int.from_bytes(raw, "little") & (2**255 - 1)) % _FIELD in _WEAK:
+        message = "the key is one under which anybody can sign"
+        raise UsageError(message, code="public_key", remedy=f"no placeholder, but {PUBLIC_KEY.words}")
+    return raw
+
+
+def exact_base64(text: str) -> bytes | None:
+    """What the text says in base64, or None where it is not the one text that says so."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return raw if base64.b64encode(raw).decode() == text else None  # of the last character not every bit counts
+
+
+def check_public_key(value: object) -> str:
+    if not isinstance(value, str):
+        raise wrong(f"what stands there is {kind_of(value)}, not text")
+    try:
+        public_key_bytes(value)
+    except UsageError as error:
+        raise wrong(error.message, error.remedy) from None
+    return value
+
+
+def check_public_keys(value: object) -> object:
+    """A list of keys as the tuple that the strict field wants."""
+    if not isinstance(value, list):
+        raise wrong(f"what stands there is {kind_of(value)}, not a list", 'write plan_keys = ["ed25519:..."]')
+    if any(value.count(each) > 1 for each in value if isinstance(each, str)):
+        raise wrong("it names a key twice", "name each key once")
+    return tuple(value)
 
 
 def check_topic_prefix(value: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""A TCP relay with faults, to stand between an MQTT client and its broker."""
+"""A TCP relay with faults, to stand between a client and its server; tests/camera/relay.py knows RTSP as well."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from typing_extensions import Self
+
 _READ_BYTES = 65536
 # What is read ahead of a slow receiver; beyond it the sender's TCP window closes, as on a slow line.
 _HELD_BYTES = 262144
 
 
 @dataclass(eq=False, slots=True)
-class _Pipe:
+class Pipe:
     """One direction of a connection: what was read from `source` and waits for `sink`."""
 
     source: socket.socket
@@ -29,13 +31,15 @@ class _Pipe:
     seen: bytearray = field(default_factory=bytearray)
 
 
-@dataclass(eq=False, slots=True)
-class _Link:
-    """A client's connection and the broker's that belongs to it. `deaf`: bytes of it were swallowed."""
+@dataclass(eq=False)
+class Link:
+    """A client's connection and the server's that belongs to it. `deaf`: bytes of it were swallowed. `bytes_left`: so
+    many more go to its client before it is cut."""
 
-    up: _Pipe
-    down: _Pipe
+    up: Pipe
+    down: Pipe
     deaf: bool = False
+    bytes_left: int | None = None
 
     @property
     def client(self) -> socket.socket:
@@ -47,9 +51,9 @@ class _Link:
 
 
 class Relay:
-    """Forwards TCP from a loopback port to `target_port`, with faults that are switched while it runs.
+    """Forwards TCP from a loopback port to `target_host:target_port`, with faults that are switched while it runs.
 
-    Faults add up until `ok`. The port stays the same. One thread does everything; a switch is in force when the
+    Faults add up until `ok()`. The port stays the same. One thread does everything; a switch is in force when the
     call returns. With `record`, every byte that was read is kept, per connection.
     """
 
@@ -58,20 +62,23 @@ class Relay:
         self._record = record
         self.host = "127.0.0.1"
         self._lock = threading.RLock()
-        self._links: dict[socket.socket, _Link] = {}
-        self._all: list[_Link] = []
+        self._links: dict[socket.socket, Link] = {}
+        self._all: list[Link] = []
         self._accepted = 0
         self._bytes_up = 0
         self._bytes_down = 0
         self._swallowing = False
         self._refusing = False
         self._noise = False
+        self._frozen = False
         self._delay_s = 0.0
         self._bytes_per_s: float | None = None
+        self._slow_up = True
+        self._cut_bytes: int | None = None
         self._ending = False
-        self._listener = socket.create_server((self.host, 0), backlog=512)
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
+        self._listener: socket.socket | None = None
+        self.port = 0
+        self._listen()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -82,19 +89,19 @@ class Relay:
 
     @property
     def connections(self) -> int:
-        """Open now."""
+        """Open now. Frozen, it does not notice that one is gone."""
         with self._lock:
             return len(self._links) // 2
 
     @property
     def accepted(self) -> int:
-        """Connections since the start, refused ones included."""
+        """Connections since the start, those that were closed at once included."""
         with self._lock:
             return self._accepted
 
     @property
     def bytes_up(self) -> int:
-        """Bytes forwarded to the broker since the start."""
+        """Bytes forwarded to the server since the start."""
         with self._lock:
             return self._bytes_up
 
@@ -105,7 +112,7 @@ class Relay:
             return self._bytes_down
 
     def recorded(self, *, client_to_server: bool = True) -> list[bytes]:
-        """What was read from the client (or from the broker), one entry per connection in the order they came."""
+        """What was read from the client (or from the server), one entry per connection in the order they came."""
         assert self._record, "made without record=True"
         with self._lock:
             return [bytes((link.up if client_to_server else link.down).seen) for link in self._all]
@@ -116,9 +123,13 @@ class Relay:
         """No faults any more. A connection of which bytes were swallowed stays deaf until an end closes it:
         TCP loses no bytes in the middle."""
         with self._lock:
-            self._swallowing = self._refusing = self._noise = False
+            self._swallowing = self._refusing = self._noise = self._frozen = False
             self._delay_s = 0.0
-            self._bytes_per_s = None
+            self._bytes_per_s = self._cut_bytes = None
+            for link in self._links.values():
+                link.bytes_left = None
+            if self._listener is None:
+                self._listen()
         self._wake()
 
     def swallow(self) -> None:
@@ -135,20 +146,37 @@ class Relay:
             self._delay_s = seconds
         self._wake()
 
-    def trickle(self, bytes_per_s: float) -> None:
-        """At most this much in each direction of each connection."""
+    def trickle(self, bytes_per_s: float, *, both_ways: bool = True) -> None:
+        """At most this much, in small pieces, in each direction of each connection; or to its client only."""
         with self._lock:
-            self._bytes_per_s = bytes_per_s
+            self._bytes_per_s, self._slow_up = bytes_per_s, both_ways
         self._wake()
 
-    def refuse(self) -> None:
-        """New connections are closed at once. Those that are open stay: see `reset`."""
+    def freeze(self) -> None:
+        """Connections stay open, new ones are accepted, nothing is read or forwarded."""
+        with self._lock:
+            self._frozen = True
+        self._wake()
+
+    def cut_after(self, n_bytes: int) -> None:
+        """Close each connection, also the new ones, after so many more bytes to its client."""
+        with self._lock:
+            self._cut_bytes = n_bytes
+            for link in self._links.values():
+                link.bytes_left = n_bytes
+        self._wake()
+
+    def refuse(self, *, listening: bool = True) -> None:
+        """New connections are closed at once; or, not `listening`, refused. Those that are open stay: see `reset`."""
         with self._lock:
             self._refusing = True
+            if not listening and self._listener is not None:
+                self._listener.close()
+                self._listener = None
         self._wake()
 
     def noise(self) -> None:
-        """What the broker sends is replaced by random bytes, as many."""
+        """What the server sends is replaced by random bytes, as many."""
         with self._lock:
             self._noise = True
         self._wake()
@@ -167,13 +195,24 @@ class Relay:
         self._thread.join(10)
         assert not self._thread.is_alive(), "the relay does not end"
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # ---- what a relay that knows the protocol does otherwise; on the relay's thread, with the lock held
+
+    def arrived(self, link: Link, pipe: Pipe, data: bytes) -> bytes | bytearray:
+        """What is to be forwarded now of what was read; `data` is empty at the end of it."""
+        return os.urandom(len(data)) if self._noise and pipe is link.down else data
+
     # ---- the relay's thread
+
+    def _listen(self) -> None:
+        self._listener = socket.create_server((self.host, self.port), backlog=512)
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
 
     def _wake(self) -> None:
         try:
@@ -197,7 +236,8 @@ class Relay:
             with self._lock:
                 for link in {id(link): link for link in self._links.values()}.values():
                     self._close(link)
-                self._listener.close()
+                if self._listener is not None:
+                    self._listener.close()
                 self._wake_in.close()
                 self._wake_out.close()
 
@@ -205,10 +245,13 @@ class Relay:
         """What to wait for, and for how long."""
         selector = selectors.DefaultSelector()
         selector.register(self._wake_in, selectors.EVENT_READ)
-        selector.register(self._listener, selectors.EVENT_READ)
+        if self._listener is not None:
+            selector.register(self._listener, selectors.EVENT_READ)
         timeout_s: float | None = None
         now_s = time.monotonic()
         for end, link in self._links.items():
+            if self._frozen:
+                break
             reads, writes = (link.up, link.down) if end is link.client else (link.down, link.up)
             events = 0
             if not reads.ended and reads.held_bytes < _HELD_BYTES:
@@ -228,13 +271,13 @@ class Relay:
             self._wake_in.recv(4096)
         elif end is self._listener:
             self._accept()
-        elif isinstance(end, socket.socket) and (link := self._links.get(end)) is not None:
+        elif isinstance(end, socket.socket) and (link := self._links.get(end)) is not None and not self._frozen:
             reads, writes = (link.up, link.down) if end is link.client else (link.down, link.up)
             try:
                 if events & selectors.EVENT_READ:
                     self._receive(link, reads)
                 if events & selectors.EVENT_WRITE and end in self._links:
-                    self._send(writes)
+                    self._send(link, writes)
             except BlockingIOError:
                 pass
             except OSError:
@@ -243,6 +286,7 @@ class Relay:
                 self._end_when_sent(link)
 
     def _accept(self) -> None:
+        assert self._listener is not None
         try:
             client, _ = self._listener.accept()
         except OSError:
@@ -259,29 +303,30 @@ class Relay:
         for end in (client, server):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link = _Link(_Pipe(client, server), _Pipe(server, client), deaf=self._swallowing)
+        up, down = Pipe(client, server), Pipe(server, client)
+        link = Link(up, down, deaf=self._swallowing, bytes_left=self._cut_bytes)
         self._links[client] = self._links[server] = link
         if self._record:
             self._all.append(link)
 
-    def _receive(self, link: _Link, pipe: _Pipe) -> None:
+    def _receive(self, link: Link, pipe: Pipe) -> None:
         data = pipe.source.recv(_READ_BYTES)
-        if not data:
-            pipe.ended = True
-            return
+        pipe.ended = not data
         if self._record:
             pipe.seen += data
-        if not link.deaf:
-            if self._noise and pipe is link.down:
-                data = os.urandom(len(data))
-            pipe.held.append((time.monotonic() + self._delay_s, memoryview(data)))
-            pipe.held_bytes += len(data)
+        if not link.deaf and (forward := self.arrived(link, pipe, data)):
+            pipe.held.append((time.monotonic() + self._delay_s, memoryview(forward)))
+            pipe.held_bytes += len(forward)
 
-    def _send(self, pipe: _Pipe) -> None:
+    def _send(self, link: Link, pipe: Pipe) -> None:
         if not pipe.held:
             return
+        is_down = pipe is link.down
+        rate = self._bytes_per_s if is_down or self._slow_up else None
         t_due_s, data = pipe.held.popleft()
-        limit = len(data) if self._bytes_per_s is None else max(1, int(self._bytes_per_s / 50))
+        limit = len(data) if rate is None else max(1, int(rate / 50))
+        if is_down and link.bytes_left is not None:
+            limit = min(limit, link.bytes_left)
         sent = 0
         try:
             sent = pipe.sink.send(data[:limit])
@@ -289,19 +334,23 @@ class Relay:
             if sent < len(data):
                 pipe.held.appendleft((t_due_s, data[sent:]))
             pipe.held_bytes -= sent
-        if pipe.sink is self._links[pipe.sink].server:
-            self._bytes_up += sent
-        else:
+        if is_down:
             self._bytes_down += sent
-        if self._bytes_per_s is not None:
-            pipe.t_may_send_s = max(pipe.t_may_send_s, time.monotonic() - 0.1) + sent / self._bytes_per_s
+        else:
+            self._bytes_up += sent
+        if rate is not None:
+            pipe.t_may_send_s = max(pipe.t_may_send_s, time.monotonic() - 0.1) + sent / rate
+        if is_down and link.bytes_left is not None:
+            link.bytes_left -= sent
+            if link.bytes_left <= 0:
+                self._close(link)
 
-    def _end_when_sent(self, link: _Link) -> None:
-        # Of a deaf connection only the client's end is heard: the broker may go, the client does not learn it.
+    def _end_when_sent(self, link: Link) -> None:
+        # Of a deaf connection only the client's end is heard: the server may go, the client does not learn it.
         if (link.up.ended and not link.up.held) or (link.down.ended and not link.down.held and not link.deaf):
             self._close(link)
 
-    def _close(self, link: _Link, *, reset: bool = False) -> None:
+    def _close(self, link: Link, *, reset: bool = False) -> None:
         for end in (link.client, link.server):
             if reset:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -309,7 +358,7 @@ class Relay:
             end.close()
 
 
-def _deafen(link: _Link) -> None:
+def _deafen(link: Link) -> None:
     link.deaf = True
     for pipe in (link.up, link.down):
         pipe.held.clear()

@@ -28,6 +28,7 @@ PLANTED = {
     "jtop beside its door": ("hardware/planted.py", "import jtop", "jtop"),
     "amqtt beside its door": ("mqtt/planted.py", "import amqtt.broker", "amqtt"),
     "tuf beside its door": ("control/__init__.py", "from tuf.ngclient import Updater", "tuf"),
+    "cryptography beside its door": ("web/__init__.py", "from cryptography import x509", "cryptography"),
     "onnx beside its door": ("engine/planted.py", "import onnx", "onnx, onnxslim"),
     "tomlkit beside its door": ("engine/planted.py", "import tomlkit", "tomlkit"),
     "cv2 beside its door": ("camera/planted.py", "import cv2", "cv2"),

@@ -92,6 +92,7 @@ def test_defaults() -> None:
     assert (model.variant, model.backend, model.max_batch, model.lanes) == ("auto",) * 4
     assert (model.batch_timeout_ms, model.timeout_s) == (20.0, 10.0)
     assert (model.cache, model.cache_max_age_s) == ("off", 10.0)
+    assert model.letterbox == "auto"
     assert (config.device.hardware, config.device.store) == ("auto", Path("/var/lib/edge-runtime"))
     assert config.telemetry.window_s == 10.0
     assert (config.mqtt, config.web, config.budget, config.update) == (None, None, None, None)
@@ -214,6 +215,16 @@ PLANTED: list[tuple[str, str, int | None, str | None, str, str]] = [
     (MODEL, f'{MODEL}\ncache = "scenes"', 15, "model[1].cache", '"scenes" is not one', 'mean "scene"?'),
     (MODEL, f'{MODEL}\ncache = "scene"\ncache_max_age_s = 0', 16, "model[1].cache_max_age_s", "0 is out", "3600"),
     (MODEL, f'{MODEL}\ncache = "exact"\ncache_max_age_s = 5', 16, "model[1].cache_max_age_s", "5 has no", "scene"),
+    (MODEL, f'{MODEL}\nletterbox = "dla"', 15, "model[1].letterbox", "dla", "auto, cpu or gpu"),
+    (MODEL, f'{MODEL}\nletterbox = "gpu"\ncache = "scene"', 15, "model[1].letterbox", "scaled pictures", "off"),
+    (
+        MODEL,
+        f'{MODEL}\nletterbox = "gpu"\nbackend = "onnxruntime"',
+        15,
+        "model[1].letterbox",
+        "no meaning",
+        "another backend",
+    ),
     (MODEL, f"{MODEL}\ncache_max_age_s = 5", 15, "model[1].cache_max_age_s", "5 has no meaning", 'cache = "scene"'),
     (MODEL, f"{MODEL}\nbatch_timeout_ms = -1", 15, "model[1].batch_timeout_ms", "-1 is out", "from 0"),
     ("", "[telemetry]\nwindow_s = 0.1\n", 16, "telemetry.window_s", "0.1 is out of range", "from 0.2 to 3600"),

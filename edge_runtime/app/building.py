@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
+from edge_runtime.app.brought import brought_plans
 from edge_runtime.app.proof import Proof
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import Backend
+from edge_runtime.engine.signing import PlanKeys
 from edge_runtime.engine.tensorrt.build import BuildFacts, OnProgress, build_plan
 from edge_runtime.engine.tensorrt.network import Settings
 from edge_runtime.engine.tensorrt.onnxfile import read_onnx
@@ -43,6 +45,8 @@ AUTO_BATCH = 8
 _DISK_TIMES = 2
 """A plan is at most about so many times its ONNX file."""
 _RUN_WITHIN_S = 30.0
+_EXPECTED = ("plan_keys_missing", "plan_elsewhere")
+"""Why a plan of a bundle is not used, where nothing is wrong: nobody asked for such plans, or it is another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +114,21 @@ class PlanMaker:
     """Finds plans in a store, and has those built that are not there. Any thread; one build at a time.
 
     `free_bytes`: memory that is free now, None where nobody knows. `nice`: of the processes that build and prove.
+    `plan_keys`: public keys of those whose plans are taken from a bundle. Raises UsageError for what is none.
     """
 
-    def __init__(self, store: PlanStore, *, prove: Prove, free_bytes: Callable[[], int | None], nice: int = 10) -> None:
+    def __init__(
+        self,
+        store: PlanStore,
+        *,
+        prove: Prove,
+        free_bytes: Callable[[], int | None],
+        nice: int = 10,
+        plan_keys: Sequence[str] = (),
+    ) -> None:
         self.store = store
+        self._keys = PlanKeys(plan_keys)
+        self._told: set[str] = set()
         self._prove = prove
         self._free_bytes = free_bytes
         self._nice = nice
@@ -139,8 +154,9 @@ class PlanMaker:
         cancel: threading.Event | None = None,
         wait: bool = False,
     ) -> Made:
-        """The plan: that of the store, or one that came with the bundle (`trust_plans`), or one that is built now.
+        """The plan: that of the store, or one that came with the bundle, or one that is built now.
 
+        One that came is taken where a key of `plan_keys` has signed it for just this device, or with `trust_plans`.
         `here`: what this device is. `workspace_bytes`: the cap of an engine's scratch memory. `cancel` ends it. `wait`
         for another build that is under way.
 
@@ -154,7 +170,8 @@ class PlanMaker:
             if found.plan is not None and found.fits:
                 self.store.touch(found.plan)
                 return Made(found.plan, "there")
-            if trust_plans and (brought := self._bring(need, here, cancel)) is not None:
+            brought = self._bring(need, here, None if trust_plans else self._keys, cancel)
+            if brought is not None:
                 return brought
             return self._build(need, here, where, workspace_bytes, on_progress, cancel)
 
@@ -218,21 +235,28 @@ class PlanMaker:
         )
         return Made(plan, "built", facts, proof)
 
-    def _bring(self, need: Need, here: Here, cancel: threading.Event | None) -> Made | None:
-        """A plan that came with the bundle, if one fits this device exactly."""
+    def _bring(self, need: Need, here: Here, keys: PlanKeys | None, cancel: threading.Event | None) -> Made | None:
+        """A plan that came with the bundle, if one fits this device exactly, is vouched for and is right."""
         key = need.key(here)
-        for plan, sidecar in need.bundle.read_plans(
-            need.variant, tensorrt=here.tensorrt, compute_capability=here.compute_capability, device=here.device
-        ):
+        for each in brought_plans(need.bundle, need.variant, here, keys, partial(self._not_used, need)):
             try:
-                placed = self.store.put(plan, sidecar, key, partial(self._proved, need, cancel))
+                placed = self.store.put(each.plan, each.sidecar, key, partial(self._proved, need, cancel))
             except EdgeError as error:
                 if error.code == "cancelled":
                     raise
-                log.warning("%s: a plan of the bundle is not used, one is built: %s", need.told, error)
+                self._not_used(need, error)
                 continue
+            who = "from a bundle that is trusted" if each.key is None else f"signed with the key {each.key}"
+            log.info("%s: the plan of the bundle is used, %s, and is right", need.told, who)
             return Made(placed, "brought")
         return None
+
+    def _not_used(self, need: Need, error: EdgeError) -> None:
+        """Say so, once for each reason, however often somebody asks for the plan."""
+        text = f"{need.told}: a plan of the bundle is not used, one is built: {error}"
+        if text not in self._told:
+            self._told.add(text)
+            log.log(logging.INFO if error.code in _EXPECTED else logging.WARNING, "%s", text)
 
     def _proved(self, need: Need, cancel: threading.Event | None, plan: Path) -> Proof:
         return self._prove(

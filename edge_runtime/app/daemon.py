@@ -21,8 +21,9 @@ from edge_runtime.app.camera_set import OpenSource, open_source
 from edge_runtime.app.cameras import CameraKeeper
 from edge_runtime.app.command_door import CommandDoor
 from edge_runtime.app.door import DaemonDoor, History
-from edge_runtime.app.engines import Engines
+from edge_runtime.app.engines import KERNELS, Engines
 from edge_runtime.app.governing import Governing, find_profile
+from edge_runtime.app.gpu_faults import FAULTS_NAME, GpuFaults
 from edge_runtime.app.health import (
     LOOK_PERIOD_S,
     Health,
@@ -158,9 +159,12 @@ class Daemon:
         self._loader = Loader(self._thread_died)
         self.shelf = Shelf(config.device.store, self._clock)
         self._plans = PlanStore(config.device.store / PLANS)
-        maker = PlanMaker(self._plans, prove=prove, free_bytes=available_bytes)
+        keys = config.engine.plan_keys
+        maker = PlanMaker(self._plans, prove=prove, free_bytes=available_bytes, plan_keys=keys)
+        kernels = config.device.store / KERNELS
+        self._gpu_faults = GpuFaults(config.device.store / FAULTS_NAME, self._clock)
         # a simulated module has no GPU but the simulated one
-        gpu = None if self._machine.wrap is not None else lambda: open_gpu(self._gpu_died)
+        gpu = None if self._machine.wrap is not None else lambda: open_gpu(self._gpu_died, kernels=kernels)
         self.engines = Engines(maker, gpu)
         self._builder = Builder(
             maker,
@@ -463,6 +467,7 @@ class Daemon:
             shelf=self.shelf,
             budget=self.budget,
             operating=self.operating,
+            gpu_faults=self._gpu_faults,
         )
         # one folder is enough for us; systemd would give several, separated by colons
         runtime = os.environ.get(RUNTIME_DIRECTORY, "").partition(":")[0]
@@ -571,6 +576,7 @@ class Daemon:
     def _gpu_died(self, message: str) -> None:
         """A sticky error: nothing on the GPU works in this process any more. On the thread "gpu"."""
         self._fatal = message
+        self._tell.gpu(message, self._gpu_faults.add(message))
         log.critical("%s; stopping", message)
         self._ending.set()
         self.request_stop()

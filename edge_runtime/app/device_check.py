@@ -13,6 +13,7 @@ from edge_runtime.app.building import PLANS, Need, PlanMaker
 from edge_runtime.app.device_check_children import CHECK_WITHIN_S, Job, carry_out_job
 from edge_runtime.app.device_check_host import CHECKS, Host
 from edge_runtime.app.device_check_report import CheckSkipped, Found, Outcome, carry_out
+from edge_runtime.app.engines import KERNELS
 from edge_runtime.app.proof import prove
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.tensorrt.build import OnProgress
@@ -21,8 +22,6 @@ from edge_runtime.engine.tensorrt.probe import Here
 from edge_runtime.errors import EdgeError
 from edge_runtime.hardware.memory import available_bytes
 
-KERNELS = "kernels"
-"""The folder of compiled kernels, in the daemon's store."""
 WOULD: Mapping[str, str] = {
     "versions": "say which JetPack, TensorRT, driver, libraries, module and power mode these are",
     "sensors": "read the module's power and temperature from every source",
@@ -119,7 +118,7 @@ class DeviceCheck:
         try:
             made = self._maker(folder).make(need, self.here, on_progress=self.on_progress)
         except EdgeError as error:
-            if error.code == "dla_unsupported":
+            if error.code in ("dla_unsupported", "no_dla"):  # an Orin Nano has none
                 raise CheckSkipped(error.message) from None
             raise
         plans.append(made.plan.path)

@@ -167,13 +167,13 @@ def threads(bench: Bench) -> Found:
         try:
             alone_s = sum(each.alone(THREAD_RUNS) for each in works) / LANES
             started = time.perf_counter()
-            running = [
+            beside = [
                 threading.Thread(target=each.again, args=(THREAD_RUNS,), name=f"device-check-{each.seed}")
                 for each in works
             ]
-            for thread in running:
+            for thread in beside:
                 thread.start()
-            for thread in running:
+            for thread in beside:
                 thread.join()
             together_s = time.perf_counter() - started
         finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,6 +16,9 @@ from edge_runtime.durable import write_atomic
 from edge_runtime.errors import EdgeError
 
 SCHEMA = "edge.device-check/1"
+
+_HOMES = re.compile(r'/home/[^/"\\\s]+')
+"""Of whom ever: this may run by sudo, from an environment in somebody's folder."""
 
 Status = Literal["passed", "failed", "skipped"]
 Facts = Mapping[str, Any]
@@ -76,11 +81,19 @@ def carry_out(name: str, check: Callable[[], Found]) -> Outcome:
 
 
 def document(
-    outcomes: Sequence[Outcome], device: Facts | None, bundle: Facts, *, complete: bool, now: Callable[[], float]
+    outcomes: Sequence[Outcome],
+    device: Facts | None,
+    bundle: Facts,
+    *,
+    complete: bool,
+    now: Callable[[], float],
+    error: EdgeError | None = None,
 ) -> dict[str, Any]:
-    """The report. `device`: what it is, None where it is none. `complete`: whether every check was carried out.
+    """The report. `device`: what it is, None where it is none, and then `error` says why. `complete`: whether every
+    check was carried out.
 
-    It names no host, no address and no user: what it says of files begins at the home folder.
+    It names no host, no address and no user: what it says of files begins at the home folder. A number that is not
+    finite is a text in it.
     """
     counts = {status: sum(each.status == status for each in outcomes) for status in ("passed", "failed", "skipped")}
     report = {
@@ -92,9 +105,31 @@ def document(
         "complete": complete,
         **counts,
         "checks": [asdict(each) for each in outcomes],
+        **({} if error is None else {"error": error.as_payload()}),
     }
-    clean: dict[str, Any] = json.loads(json.dumps(report, default=str).replace(json.dumps(str(Path.home()))[1:-1], "~"))
+    text = json.dumps(_finite(report), default=str)
+    if (home := _home()) is not None:
+        text = text.replace(json.dumps(home)[1:-1], "~")
+    clean: dict[str, Any] = json.loads(_HOMES.sub("~", text))
     return clean
+
+
+def _home() -> str | None:
+    """The user's home folder, where it is one: in a container a user may have none, or "/", which is in every path."""
+    try:
+        home = str(Path.home())
+    except RuntimeError:
+        return None
+    return home if home.strip("/") else None
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def save(report: Mapping[str, Any], path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edge_runtime.app.budget import BudgetKeeper
 from edge_runtime.app.cameras import CameraKeeper
+from edge_runtime.app.gpu_faults import GpuFaults
 from edge_runtime.app.health import Health as Judgement
 from edge_runtime.app.identity import clock_synced
 from edge_runtime.app.keeper import ModelKeeper
@@ -222,6 +223,7 @@ class DaemonDoor:
     shelf: Shelf
     budget: BudgetKeeper
     operating: Callable[[], Operating]
+    gpu_faults: GpuFaults
 
     def health(self) -> Health:
         judged = self.judgement()
@@ -268,6 +270,7 @@ class DaemonDoor:
             mqtt=self.messaging.mqtt_now(),
             spool=self.messaging.spool_now(),
             window=window,
+            gpu_faults=self.gpu_faults.count,
         )
 
     def _cameras(self, now_ns: int, down: dict[str, str]) -> list[CameraNow]:

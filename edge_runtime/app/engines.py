@@ -26,6 +26,9 @@ from edge_runtime.errors import EngineError
 
 log = logging.getLogger(__name__)
 
+KERNELS = "kernels"
+"""The folder of compiled kernels, in the store."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -131,7 +134,8 @@ class Engines:
         """An engine, loaded and warm. Raises as the backends' loaders and `plan` do."""
         if backend == "onnxruntime":
             return load_engine(bundle, variant)
-        return self.gpu().load(bundle, variant, self.plan(config, bundle, variant))
+        plan = self.plan(config, bundle, variant)
+        return self.gpu().load(bundle, variant, plan, letterbox=config.letterbox)
 
     def stop(self, deadline_s: float) -> list[str]:
         """Let the GPU go; once no engine is left. The name of its thread where that did not end."""

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from edge_runtime.app.backing import Backing
 from edge_runtime.app.engines import PlanMissing
+from edge_runtime.app.exchange import Exchanger
+from edge_runtime.app.first_load import GIVEN_UP, FirstLoad, no_model
+from edge_runtime.app.kept import Kept, missing_variants
 from edge_runtime.app.loader import Loader
-from edge_runtime.app.models import ladder_of, lanes_for, load_variant, measure, offered, open_bundle
-from edge_runtime.app.outcome import Source, describe, outcome, passing
+from edge_runtime.app.models import lanes_for, measure, offered, open_bundle
+from edge_runtime.app.outcome import Source, describe, passing
 from edge_runtime.app.shelf import Shelf
-from edge_runtime.app.swap import Swapper, Target, Wish
+from edge_runtime.app.swap import Swapper
 from edge_runtime.config import CameraConfig, Config, ModelConfig
-from edge_runtime.engine.bundle import Bundle
-from edge_runtime.engine.manifest import Backend
-from edge_runtime.engine.slot import Resident
-from edge_runtime.errors import EXIT_USAGE, BundleError, EdgeError, EngineError
+from edge_runtime.errors import EXIT_USAGE, EdgeError, EngineError
 from edge_runtime.pipeline.pipeline import Pipeline
 from edge_runtime.records.commands import ReloadArgs, ReloadResult, VariantArgs
 from edge_runtime.records.events import ReportedModel, Scalar, Severity
@@ -32,32 +30,6 @@ log = logging.getLogger(__name__)
 
 Tell = Callable[[Severity, str, Mapping[str, Scalar]], None]
 """Takes an event about a model: how bad, in words, and for machines."""
-
-_GIVEN_UP = ("cancelled", "stopping")
-
-
-@dataclass(slots=True)
-class _Kept:
-    """One configured model. `bundle` and `variant` are what is to run, or ran last; None while it is down for `error`.
-    The governor may let a lighter variant run meanwhile. `asked`: the variant as it was asked for, which may be "auto".
-
-    `loaded`: the configuration that it was loaded by, where `config` could not be taken over yet.
-    `fallback`: why it does not run what was reloaded last. `previous`: the digest of the bundle before, for a way back.
-    `left_out`: why a variant of its ladder was not loaded at the start.
-    """
-
-    config: ModelConfig
-    lanes: int
-    streams: int
-    loaded: ModelConfig
-    bundle: Bundle | None = None
-    variant: str = "auto"
-    asked: str = "auto"
-    source: Source = "configuration"
-    error: EdgeError | None = None
-    fallback: str | None = None
-    left_out: str | None = None
-    previous: str | None = None
 
 
 class ModelKeeper:
@@ -84,12 +56,14 @@ class ModelKeeper:
         self._shelf = shelf
         self._swapper = swapper
         self._loader = loader
+        self._first = FirstLoad(shelf, swapper, self._backing)
+        self._exchanger = Exchanger(pipeline, swapper, self._backing)
         self._tell = tell
         self._changed = changed
         self._lock = threading.Lock()
         self._under_change: set[str] = set()
         lanes = lanes_for(config.models)
-        self._kept = {each.name: _Kept(each, lanes[each.name], 0, each) for each in config.models}
+        self._kept = {each.name: Kept(each, lanes[each.name], 0, each) for each in config.models}
         self.count_cameras(config.cameras)
 
     def count_cameras(self, cameras: Sequence[CameraConfig]) -> None:
@@ -108,16 +82,12 @@ class ModelKeeper:
         for name, kept in self._kept.items():
             if not keep_going():
                 return
-            ladder: Sequence[Resident] = ()
-            if (choice := chosen.get(name)) is not None:
-                ladder = self._load_choice(kept, choice.bundle, choice.variant)
-                if not ladder and not keep_going():
-                    return
-            if not ladder and not isinstance(kept.error, PlanMissing):
-                ladder = self._load_configured(kept)
+            ladder = self._first.load(kept, chosen.get(name), keep_going)
+            if ladder is None:
+                return
             if ladder and kept.bundle is not None:
                 kept.variant = ladder[0].info.variant
-                if (note := _missing(kept.bundle, kept.config, ladder[0])) is not None:
+                if (note := missing_variants(kept.bundle, kept.config, ladder[0])) is not None:
                     log.warning("model %s: %s", name, note)
             measure(ladder)
             self._pipeline.add_model(
@@ -134,7 +104,7 @@ class ModelKeeper:
         errors = [kept.error for kept in self._kept.values() if kept.error is not None]
         # one whose plan is being built comes up then
         if errors and len(errors) == len(self._kept) and not any(isinstance(each, PlanMissing) for each in errors):
-            raise errors[0] if len(errors) == 1 and errors[0].exit_code == EXIT_USAGE else _no_model(errors)
+            raise errors[0] if len(errors) == 1 and errors[0].exit_code == EXIT_USAGE else no_model(errors)
         for name, kept in self._kept.items():
             if kept.error is not None:
                 log.error("model %s is down: %s", name, kept.error)
@@ -153,68 +123,6 @@ class ModelKeeper:
             if kept.error is not None:
                 text = f"model {name} is down: {kept.error}"
                 self._tell("error", text, {"model": name, "state": "down", "code": kept.error.code})
-
-    def _load_choice(self, kept: _Kept, digest: str, variant: str) -> Sequence[Resident]:
-        """What was reloaded last, proved again: a newer runtime may crash on it. Empty where it cannot run."""
-        name = kept.config.name
-        try:
-            bundle = self._shelf.open(digest)
-            wish = self._backing.wish(kept.config, bundle, variant)
-            ladder = self._swapper.load_proved(kept.config, wish, lanes=kept.lanes, streams=kept.streams)
-        except PlanMissing as missing:
-            kept.bundle, kept.asked, kept.source = bundle, variant, "reload"
-            self._wait_for_plan(kept, bundle, missing)
-            return ()
-        except EdgeError as error:
-            if error.code in _GIVEN_UP:
-                return ()
-            kept.fallback = f"model {name}: what was reloaded last cannot run ({error}); the configuration decides"
-            log.error("%s", kept.fallback)
-            return ()
-        kept.bundle, kept.asked, kept.source = bundle, variant, "reload"
-        self._backing.taken(name, wish)
-        return ladder
-
-    def _load_configured(self, kept: _Kept) -> Sequence[Resident]:
-        try:
-            kept.bundle = bundle = open_bundle(kept.config.bundle)
-            kept.asked = kept.config.variant
-            wish = self._backing.wish(kept.config, bundle, kept.asked)
-            first, *others = ladder_of(bundle, kept.config, kept.asked, wish.backend)
-            resident = load_variant(
-                bundle,
-                first,
-                kept.config,
-                lanes=kept.lanes,
-                streams=kept.streams,
-                wrap=self._swapper.wrap,
-                load=self._swapper.loader(kept.config, wish.backend),
-            )
-            self._backing.taken(kept.config.name, wish)
-            return [resident, *self._load_others(kept, wish, others)]
-        except PlanMissing as missing:
-            self._wait_for_plan(kept, bundle, missing)
-            return ()
-        except EdgeError as error:
-            kept.bundle, kept.error = None, _bare(error)
-            return ()
-
-    def _wait_for_plan(self, kept: _Kept, bundle: Bundle, missing: PlanMissing) -> None:
-        self._backing.waits(kept.config.name, bundle, missing)
-        kept.error = _bare(missing)
-
-    def _load_others(self, kept: _Kept, wish: Wish, variants: Sequence[str]) -> list[Resident]:
-        """The rest of a ladder at the start. One that cannot be is left out: it must not cost the one that runs."""
-        found = [self._load_other(kept, replace(wish, variant=each)) for each in variants]
-        return [each for each in found if each is not None]
-
-    def _load_other(self, kept: _Kept, wish: Wish) -> Resident | None:
-        try:
-            return self._swapper.load_beside(kept.config, wish, lanes=kept.lanes, streams=kept.streams)
-        except EdgeError as error:
-            kept.left_out = f"model {kept.config.name}: {wish.variant} is not on its ladder: {error}"
-            log.error("%s", kept.left_out)
-            return None
 
     def forget_proofs(self) -> None:
         """Prove again whatever comes, also what ran before; for measurements."""
@@ -268,7 +176,7 @@ class ModelKeeper:
         self._tell("error", f"model {model}: {what}", {"model": model, "state": "plan", "code": error.code})
         self._changed()
 
-    def _take_plans(self, kept: _Kept, what: str) -> None:
+    def _take_plans(self, kept: Kept, what: str) -> None:
         """On the loader's thread. Raises nothing: nobody waits."""
         name = kept.config.name
         try:
@@ -278,9 +186,9 @@ class ModelKeeper:
             if wish.backend != "tensorrt" or not self._backing.is_new(name, wish.choice):
                 self._tell("info", f"{what} is there", {"model": name, "state": "plan"})
                 return
-            self._tried(kept, what, lambda: self._exchange(kept, wish, kept.source))
+            self._tried(kept, what, lambda: self._exchanger.exchange(kept, wish, kept.source))
         except EdgeError as error:
-            if error.code not in _GIVEN_UP:
+            if error.code not in GIVEN_UP:
                 self._backing.failed(name, f"its plan for this device is not used: {error}")
                 log.error("%s is not used: %s", what, error)
             return
@@ -314,7 +222,7 @@ class ModelKeeper:
             self._changed()
         return True
 
-    def _site(self, kept: _Kept) -> ModelSite:
+    def _site(self, kept: Kept) -> ModelSite:
         desk = self._pipeline.models[kept.config.name].desk
         ladder = desk.ladder()
         return ModelSite(
@@ -328,7 +236,7 @@ class ModelKeeper:
 
     # --- on the loader's thread
 
-    def _tried(self, kept: _Kept, what: str, job: Callable[[], ReloadResult]) -> ReloadResult:
+    def _tried(self, kept: Kept, what: str, job: Callable[[], ReloadResult]) -> ReloadResult:
         name = kept.config.name
         with self._lock:
             self._under_change.add(name)
@@ -358,13 +266,13 @@ class ModelKeeper:
         resident = self._pipeline.models[name].desk.resident()
         return "the model stays down" if resident is None else f"{resident.info.variant} runs on"
 
-    def _reload(self, kept: _Kept, args: ReloadArgs) -> ReloadResult:
+    def _reload(self, kept: Kept, args: ReloadArgs) -> ReloadResult:
         if args.reset:
             bundle, variant, source = open_bundle(kept.config.bundle), kept.config.variant, _CONFIGURATION
         else:
             assert args.bundle is not None
             bundle, variant, source = self._shelf.open(args.bundle), args.variant, _RELOAD
-        result = self._exchange(kept, self._backing.wish(kept.config, bundle, variant, args), source)
+        result = self._exchanger.exchange(kept, self._backing.wish(kept.config, bundle, variant, args), source)
         kept.fallback = None
         name = kept.config.name
         try:
@@ -378,7 +286,7 @@ class ModelKeeper:
         self._collect()
         return result
 
-    def _switch(self, kept: _Kept, args: VariantArgs) -> ReloadResult:
+    def _switch(self, kept: Kept, args: VariantArgs) -> ReloadResult:
         if kept.bundle is None:
             raise EngineError(
                 "the model is down: there is no bundle to take a variant of",
@@ -386,75 +294,12 @@ class ModelKeeper:
                 where=args.model,
                 remedy="reload it with a bundle that runs",
             )
-        result = self._exchange(kept, self._backing.wish(kept.config, kept.bundle, args.variant, args), kept.source)
+        result = self._exchanger.exchange(
+            kept, self._backing.wish(kept.config, kept.bundle, args.variant, args), kept.source
+        )
         return passing(result, "this lasts until the next start; the configuration and `reload` choose for longer")
 
-    def _exchange(self, kept: _Kept, wish: Wish, source: Source, *, applying: bool = False) -> ReloadResult:
-        """Let the model run what is wished for, and say what that cost. What is loaded already is only switched to.
-
-        `applying` a configuration, what its other batches or its shorter ladder call for is done, too.
-        """
-        started_ns = time.monotonic_ns()
-        name = kept.config.name
-        pipe, ledger = self._pipeline.models[name], self._pipeline.ledger
-        ladder = {each.info.digest: each for each in pipe.desk.ladder()}
-        running, before_it = [each.info.variant for each in ladder.values()], kept.bundle
-
-        def restore() -> Sequence[Resident]:
-            assert before_it is not None  # it ran a moment ago
-            return self._swapper.load(kept.config, before_it, running, kept.lanes, kept.streams, backend)
-
-        backend = _backend_of(list(ladder.values()))
-        target = Target(kept.config, pipe, kept.lanes, kept.streams, restore)
-        digests = [
-            wish.bundle.engine_digest(each, wish.backend)
-            for each in ladder_of(wish.bundle, kept.config, wish.variant, wish.backend)
-        ]
-        ledger.begin_gaps(name)
-        before = ledger.totals(name)
-        anew = self._backing.is_new(name, wish.choice) or (
-            applying
-            and (
-                kept.loaded.max_batch != kept.config.max_batch
-                or any(len(each.lanes) != kept.lanes for each in ladder.values())
-            )
-        )
-        # one that was left out at the start cannot be asked for now: it must not cost the others their switch
-        complete = set(digests) <= set(ladder) or (kept.left_out is not None and not applying and digests[0] in ladder)
-        if complete and not anew:
-            shorter = applying and kept.loaded.ladder != kept.config.ladder
-            keep = [each for digest, each in ladder.items() if digest in digests or not shorter]
-            wanted, current = ladder[digests[0]], pipe.desk.ladder()[0]
-            # a file that wants what was wanted before leaves the governor its choice
-            same = wanted.info.variant == kept.variant and wanted.info.bundle == current.info.bundle
-            stays = applying and same and current in keep
-            swapped = self._swapper.switch(target, current if stays else wanted, keep)
-            variant = wanted.info.variant
-        else:
-            swapped = self._swapper.swap(target, wish)
-            variant = swapped.resident.info.variant
-        if applying or swapped.proof is not None:
-            kept.loaded = kept.config
-        if before_it is not None and before_it.digest != wish.bundle.digest:
-            kept.previous = before_it.digest
-        kept.bundle, kept.variant, kept.source, kept.error = wish.bundle, variant, source, None
-        kept.asked = wish.variant
-        self._backing.taken(name, wish)
-        if swapped.proof is not None:
-            kept.left_out = None  # all of the ladder was loaded anew
-        if (note := _missing(wish.bundle, kept.config, swapped.resident)) is not None:
-            swapped.notes.append(note)
-            log.warning("model %s: %s", name, note)
-        after = ledger.totals(name)
-        lost = {
-            "stale": after.stale - before.stale,
-            "dropped": sum(after.dropped.values()) - sum(before.dropped.values()),
-            "failed": after.failed - before.failed,
-        }
-        gap_ns = ledger.longest_gap_ns(name)
-        return outcome(name, source, swapped, (time.monotonic_ns() - started_ns) / 1e9, lost, gap_ns)
-
-    def _applied(self, kept: _Kept, config: ModelConfig, lanes: int) -> list[str]:
+    def _applied(self, kept: Kept, config: ModelConfig, lanes: int) -> list[str]:
         try:
             return self._apply(kept, config, lanes)
         except PlanMissing as missing:
@@ -463,7 +308,7 @@ class ModelKeeper:
         except EdgeError as error:
             return [f"model {config.name}: {error}"]
 
-    def _apply(self, kept: _Kept, config: ModelConfig, lanes: int) -> list[str]:
+    def _apply(self, kept: Kept, config: ModelConfig, lanes: int) -> list[str]:
         """One model's table, changed or not: its bundle may be another one under the same name."""
         old, name = kept.config, config.name
         left: list[str] = []
@@ -478,38 +323,21 @@ class ModelKeeper:
         if source == "configuration":
             wish = self._backing.wish(config, open_bundle(config.bundle), config.variant)
         elif kept.bundle is not None:
-            same = (kept.loaded.max_batch, kept.loaded.ladder, kept.lanes) == (config.max_batch, config.ladder, lanes)
+            before = kept.loaded
+            same = (before.max_batch, before.letterbox, before.ladder, kept.lanes) == (
+                config.max_batch,
+                config.letterbox,
+                config.ladder,
+                lanes,
+            )
             again = self._backing.wish(config, kept.bundle, kept.asked)
             new = self._backing.is_new(name, again.choice)
             if new or not same or pipe.desk.lanes != lanes or pipe.desk.resident() is None:
                 wish = again
         if wish is not None:
             what = f"model {name}: new configuration"
-            self._tried(kept, what, lambda: self._on_lanes(kept, wish, source, lanes))
+            self._tried(kept, what, lambda: self._exchanger.on_lanes(kept, wish, source, lanes))
         return left
-
-    def _on_lanes(self, kept: _Kept, wish: Wish, source: Source, lanes: int) -> ReloadResult:
-        """Exchange what runs for what is configured now, on so many lanes: fewer before it, more after it, so that
-        no lane ever comes upon an engine that has no context for it."""
-        name, before = kept.config.name, kept.lanes
-        desk = self._pipeline.models[name].desk
-        old = desk.ladder()
-        if lanes < desk.lanes:
-            self._pipeline.set_lanes(name, lanes)
-        kept.lanes = lanes
-        try:
-            result = self._exchange(kept, wish, source, applying=True)
-        except BaseException:
-            if all(len(each.lanes) >= before for each in desk.ladder()):
-                kept.lanes = before
-                self._pipeline.set_lanes(name, before)
-            raise
-        if lanes > desk.lanes:
-            if not all(each.closed.is_set() or each in desk.ladder() for each in old):
-                note = "the old engine still has a batch in hand: more lanes at the next time the configuration is read"
-                return result.model_copy(update={"notes": [*result.notes, note]})
-            self._pipeline.set_lanes(name, lanes)
-        return result
 
     def _collect(self) -> None:
         """Remove bundles that nothing needs any more, once there is a new one: after a start nobody knows what was
@@ -520,7 +348,7 @@ class ModelKeeper:
 
     # --- looking
 
-    def _find(self, name: str) -> _Kept:
+    def _find(self, name: str) -> Kept:
         kept = self._kept.get(name)
         if kept is None:
             raise EdgeError(
@@ -563,25 +391,3 @@ class ModelKeeper:
 
 _CONFIGURATION: Source = "configuration"
 _RELOAD: Source = "reload"
-
-
-def _missing(bundle: Bundle, config: ModelConfig, resident: Resident) -> str | None:
-    """What the ladder was to have and the bundle has not; None where nothing is missing."""
-    backend = _backend_of([resident])
-    missing = sorted(set(config.ladder) - set(bundle.variants_for(backend)))
-    return f"not on the ladder, since the bundle has none for {backend}: {', '.join(missing)}" if missing else None
-
-
-def _backend_of(ladder: Sequence[Resident]) -> Backend:
-    """By what these run; a ladder is of one backend."""
-    return "tensorrt" if any(each.info.backend == "tensorrt" for each in ladder) else "onnxruntime"
-
-
-def _bare(error: EdgeError) -> EdgeError:
-    """Without the frames that it came through: they hold the model that could not be loaded."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
-
-
-def _no_model(errors: Sequence[EdgeError]) -> BundleError:
-    return BundleError("no model could be loaded:\n" + "\n".join(f"  {error}" for error in errors), code="no_model")

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _TABLES = {
     "device": "[device]",
+    "engine": "[engine]",
     "mqtt": "[mqtt]",
     "telemetry": "[telemetry]",
     "web": "[web]",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from edge_runtime.app.building import AUTO_BATCH
 from edge_runtime.app.engines import ON_CPU, Choice, Engines
 from edge_runtime.app.models import Load, Wrap, ladder_of, load_variant, run_cpu_s
 from edge_runtime.app.proof import Proof
@@ -22,6 +23,7 @@ from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import Backend
 from edge_runtime.engine.probe import ReadImage, probe
 from edge_runtime.engine.slot import Resident
+from edge_runtime.engine.tensorrt.pictures import expected_bytes
 from edge_runtime.errors import EdgeError, EngineError, RefusedError
 from edge_runtime.pipeline.pipeline import ModelPipe, Pipeline
 
@@ -145,7 +147,8 @@ class Swapper:
                 try:
                     self._require(_least_bytes(wish.bundle, variants[0], wish.backend))
                     proofs = proofs or self._proofs(target, wish, variants, before)
-                    self._require(_need_bytes(proofs))
+                    pictures = _picture_bytes(target.config, wish.backend, len(proofs), target.lanes, target.streams)
+                    self._require(_need_bytes(proofs) + pictures)
                     break
                 except RefusedError as lack:
                     if pause is not None or not self._may_pause(target, wish, lack):
@@ -194,7 +197,8 @@ class Swapper:
     def load_proved(self, config: ModelConfig, wish: Wish, *, lanes: int, streams: int) -> list[Resident]:
         """A ladder for a model that runs nothing yet. Raises as `swap` does."""
         variants = ladder_of(wish.bundle, config, wish.variant, wish.backend)
-        self._require(_need_bytes([self._prove_one(config, wish, each, lanes) for each in variants]))
+        pictures = _picture_bytes(config, wish.backend, len(variants), lanes, streams)
+        self._require(_need_bytes([self._prove_one(config, wish, each, lanes) for each in variants]) + pictures)
         return self.load(config, wish.bundle, variants, lanes, streams, wish.backend)
 
     def loader(self, config: ModelConfig, backend: Backend) -> Load:
@@ -393,6 +397,15 @@ def _text(plan: Path | None) -> str | None:
 def _least_bytes(bundle: Bundle, variant: str, backend: Backend) -> int:
     """What a proof of this variant takes at the very least, before anything is known of it."""
     return PROOF_BYTES + _FILE_TIMES * bundle.artefact(variant, backend).path.stat().st_size
+
+
+def _picture_bytes(config: ModelConfig, backend: Backend, engines: int, lanes: int, streams: int) -> int:
+    """What cameras' whole pictures will take beside these engines, where the GPU scales them."""
+    if backend != "tensorrt" or config.letterbox == "cpu" or config.cache != "off":
+        return 0
+    most = config.max_batch if isinstance(config.max_batch, int) else min(AUTO_BATCH, max(streams, 1))
+    # a batch open or running for each lane and one more, and for each lane the picture that the GPU has
+    return engines * expected_bytes((lanes + 1) * most + lanes)
 
 
 def _need_bytes(proofs: Sequence[Proof]) -> int:

@@ -115,6 +115,11 @@ class Teller:
         if (events := self._messaging.events) is not None:
             events.emit("governor", trouble, severity="error", what="profile")
 
+    def gpu(self, error: str, count: int) -> None:
+        """A fault of the GPU ends the daemon, the `count`th that this store knows of."""
+        if (events := self._messaging.events) is not None:
+            events.emit("gpu", f"the daemon ends for a fault of the GPU: {error}", severity="error", count=count)
+
     def sensor(self, switch: SensorSwitch) -> None:
         """Power or temperature is read from another source from now on."""
         if (events := self._messaging.events) is not None:

@@ -33,8 +33,9 @@ from edge_runtime.camera.place import (
     turned,
     windows,
 )
+from edge_runtime.camera.whole import kind_of, layout_of
 from edge_runtime.errors import CameraError
-from edge_runtime.records.frames import InputArray, Transform
+from edge_runtime.records.frames import InputArray, PictureLayout, Transform
 from edge_runtime.records.spec import InputSpec
 from edge_runtime.vision.geometry import plan
 
@@ -233,6 +234,46 @@ class AvPixels:
         orientation = self.orientation
         convert(scale(self._frame, spec, transform, orientation), place, spec, transform, orientation)
         return transform
+
+    def layout(self) -> PictureLayout | None:
+        """How `copy_whole` leaves the frame: bgr24, rgba, nv12 or 8-bit yuv420p; None for any other, and where it does
+        not lie upright. It may be smaller than `width` x `height`: see `size`."""
+        frame = self._frame
+        name = frame.format.name
+        kind = kind_of(name, interlaced=bool(frame.interlaced_frame))
+        if kind is None or self._orientation != UPRIGHT or any(plane.line_size <= 0 for plane in frame.planes):
+            return None
+        return layout_of(
+            kind,
+            name,
+            frame.width,
+            frame.height,
+            matrix=int(frame.colorspace),
+            colour_range=int(frame.color_range),
+            siting=0 if kind in ("bgr24", "rgba") else self._chroma_siting(),
+        )
+
+    def copy_whole(self, target: NDArray[np.uint8]) -> None:
+        """Copy the frame's planes into `target` ([layout().nbytes] uint8), one after the other and rows without gaps.
+
+        May be called from several threads at once. Raises CameraError where there is no layout.
+        """
+        layout = self.layout()
+        if layout is None:
+            raise CameraError(f"a picture in {self._frame.format.name} is not copied whole", code="pixels_unreadable")
+        start = 0
+        for index, (rows, row_bytes) in enumerate(layout.planes):
+            plane = self._frame.planes[index]
+            lines = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
+            end = start + rows * row_bytes
+            target[start:end].reshape(rows, row_bytes)[:] = lines[:rows, :row_bytes]
+            start = end
+
+    def _chroma_siting(self) -> int:
+        """AVCHROMA_LOC_... by number."""
+        from edge_runtime.camera.av_raw import known_siting  # it imports this module
+
+        return known_siting(self._frame)
 
     def to_rgb(self) -> NDArray[np.uint8]:
         """A new [height, width, 3] uint8 RGB array. Raises CameraError where the format cannot be read."""

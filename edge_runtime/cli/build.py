@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_runtime.cli import build_sign
 from edge_runtime.cli.control import STORE_SOCKET, clean
 from edge_runtime.cli.numbers import count
 from edge_runtime.errors import EXIT_DONE, EdgeError, EngineError, NotThereError, UsageError
@@ -28,7 +29,7 @@ _WIDTH = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give `build` its options."""
-    parser.add_argument("bundle", metavar="BUNDLE", help="a bundle's folder, or bundled:NAME")
+    parser.add_argument("bundle", metavar="BUNDLE", nargs="?", help="a bundle's folder, or bundled:NAME")
     parser.add_argument("--variant", default="all", metavar="V", help="one of its variants, or all (the default)")
     where = parser.add_mutually_exclusive_group()
     help_config = "build into this configuration's store, as its models need (default: the daemon's)"
@@ -42,13 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dla", type=int, nargs="?", const=0, metavar="CORE", help="for a DLA core (default: 0), not for the GPU"
     )
     parser.add_argument(
-        "--trust-plans", action="store_true", help="take plans that lie in BUNDLE: they are native code, and run as you"
+        "--trust-plans",
+        action="store_true",
+        help="take plans that lie in BUNDLE, whoever signed them: they are native code, and run as you",
     )
+    build_sign.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document; progress as JSON lines")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build and print. Raises EdgeError."""
+    if args.new_key is not None:
+        return build_sign.make_key(args)
+    if args.bundle is None:
+        raise UsageError("no BUNDLE was given", remedy="edge-runtime build BUNDLE")
     from edge_runtime.app.building import PLANS, PlanMaker
     from edge_runtime.app.models import open_bundle
     from edge_runtime.app.proof import prove
@@ -59,10 +67,12 @@ def run(args: argparse.Namespace) -> int:
 
     if args.dla is not None and args.dla < 0:
         raise UsageError(f"--dla {args.dla} is no core", where="--dla", remedy="cores are numbered from 0")
+    key = build_sign.read_key(args)
     config, store = _store(args)
     bundle = open_bundle(args.bundle)
     needs = _needs(args, bundle, config)
-    maker = PlanMaker(PlanStore(store / PLANS), prove=prove, free_bytes=available_bytes, nice=0)
+    keys = () if config is None else config.engine.plan_keys
+    maker = PlanMaker(PlanStore(store / PLANS), prove=prove, free_bytes=available_bytes, nice=0, plan_keys=keys)
     for need in needs:  # what can be built nowhere is said before anything is asked of the device
         maker.check(need)
     try:
@@ -73,11 +83,15 @@ def run(args: argparse.Namespace) -> int:
         raise _no_device(args, needs, error) from None
     _make(store)
     document: dict[str, Any] = {"device": asdict(here), "store": str(store), "engines": []}
+    all_made = []
     for need in needs:
         made = _build(args, maker, need, here)
+        all_made.append((need, made))
         document["engines"].append(_facts(need, made))
         if not args.json:
             print(_line(need, made))
+    if key is not None:
+        document["bundle"] = build_sign.write(args, bundle, all_made, here, key)
     if args.json:
         print(json.dumps(document, indent=2))
     return EXIT_DONE

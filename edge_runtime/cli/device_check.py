@@ -103,9 +103,7 @@ def _report(
 
     told = {"name": bundle.name, "digest": bundle.digest, "variant": variant}
     device = None if here is None else asdict(here)
-    report: dict[str, Any] = document(outcomes, device, told, complete=complete, now=time.time)
-    if error is not None:
-        report["error"] = error.as_payload()
+    report: dict[str, Any] = document(outcomes, device, told, complete=complete, now=time.time, error=error)
     if args.json:
         print(json.dumps(report, indent=1))
     if args.report is not None:

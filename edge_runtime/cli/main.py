@@ -125,8 +125,9 @@ _RELOAD = (
 _BUILD = (
     "Builds TensorRT plans of BUNDLE's variants for this device, in a process of its own, proves them with the "
     "bundle's golden pictures and keeps them in the store, where the daemon finds them. A plan that is there and fits "
-    "is left as it is. Exits 3 where a model is refused, 4 where there is no TensorRT or no GPU: then it says what it "
-    "would do."
+    "is left as it is. With --into and --sign it also writes a copy of BUNDLE that carries these plans, signed, for "
+    "devices just like this one. Exits 3 where a model is refused, 4 where there is no TensorRT or no GPU: then it "
+    "says what it would do."
 )
 
 

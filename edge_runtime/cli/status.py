@@ -88,6 +88,8 @@ def describe(report: Mapping[str, Any]) -> str:
         lines.append(f"spool    {_spool(spool)}")
     if report.get("mqtt") is not None and report.get("clock_synced") is False:
         lines.append("clock    not synchronised: commands over MQTT are refused")
+    if faults := report.get("gpu_faults"):
+        lines.append(f"gpu      faults of it that ended the daemon so far: {clean(faults)}")
     cameras = [
         (
             clean(each.get("name")),

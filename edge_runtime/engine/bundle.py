@@ -123,17 +123,16 @@ class Bundle:
         artefact = self.artefact(variant, backend)
         return self._read(artefact.path, artefact.sha256, MAX_FILE_BYTES)
 
-    def read_plans(
-        self, variant: str, *, tensorrt: str, compute_capability: str, device: str
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """(plan, sidecar) of each plan that came with the bundle for such a device, hashed as read.
+    def read_sidecar(self, plan: PlanTable) -> bytes:
+        """The sidecar of a plan of this bundle, hashed as read. Raises BundleError."""
+        return self._read(self.root / plan.sidecar.path, plan.sidecar.sha256, MAX_TEXT_BYTES)
 
-        They are native code: for a bundle whose origin is trusted alone. Raises BundleError.
+    def read_plan(self, plan: PlanTable, limit: int = MAX_FILE_BYTES) -> bytes:
+        """A plan of this bundle, hashed as read; one of more than `limit` bytes is not read.
+
+        It is native code: for who trusts the bundle's origin, or has checked the plan's signature. Raises BundleError.
         """
-        for plan in self.variant(variant, "tensorrt").files.tensorrt_plan:
-            if (plan.tensorrt, plan.compute_capability, plan.device) == (tensorrt, compute_capability, device):
-                data = self._read(self.root / plan.path, plan.sha256, MAX_FILE_BYTES)
-                yield data, self._read(self.root / plan.sidecar.path, plan.sidecar.sha256, MAX_TEXT_BYTES)
+        return self._read(self.root / plan.path, plan.sha256, min(limit, MAX_FILE_BYTES))
 
     def engine_digest(self, variant: str, backend: Backend) -> str:
         """ "sha256:..." over (bundle digest, variant, backend, artefact): who the engine is, in reports."""

@@ -93,9 +93,18 @@ class FileTable(_Table):
     sha256: Sha256
 
 
+class SignatureTable(_Table):
+    """Who vouches for a plan: `key` is the first 16 hex digits of the sha256 of the public key, `value` the signature
+    in base64. What it is of, and whether it is right, engine/signing.py says."""
+
+    key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+    value: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
 class PlanTable(_Table):
     """A TensorRT plan that was built elsewhere, its sidecar, and for what: used only on a device just like that, and
-    only from a bundle whose origin is trusted, since a plan is native code. Others build their own from `tensorrt`."""
+    only where it is signed by a key that the device knows or the bundle's origin is trusted, since a plan is native
+    code. Others build their own from `tensorrt`."""
 
     path: Text
     sha256: Sha256
@@ -103,6 +112,7 @@ class PlanTable(_Table):
     tensorrt: Text
     compute_capability: Text
     device: Text
+    signature: Annotated[tuple[SignatureTable, ...], Field(max_length=16)] = ()
 
 
 class FilesTable(_Table):
@@ -213,6 +223,8 @@ def _problem(source: TomlSource, details: ErrorDetails) -> ConfigProblem:
     if kind == "string_pattern_mismatch":
         if str(last).endswith("sha256") or path[0] == "files":
             return source.problem(path, f"{_show(given)} is not 64 hex digits in lower case", _example(("sha256",)))
+        if "signature" in path:
+            return source.problem(path, f"{_show(given)} is not 16 hex digits in lower case", None)
         remedy = "letters, digits, '.', '_' and '-', beginning with a letter or digit"
         return source.problem(path, f"{_show(given)} is not a name", remedy)
     message = details["msg"][:1].lower() + details["msg"][1:]
@@ -266,6 +278,7 @@ def _keys_at(path: KeyPath) -> list[str]:
         "variant.files.tensorrt": FileTable,
         "variant.files.tensorrt_plan": PlanTable,
         "variant.files.tensorrt_plan.sidecar": FileTable,
+        "variant.files.tensorrt_plan.signature": SignatureTable,
         "variant.golden": GoldenTable,
         "variant.accuracy": AccuracyTable,
     }

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from edge_runtime.records.frames import InputArray
+from edge_runtime.records.frames import InputArray, Pixels, Transform
 from edge_runtime.records.spec import InputSpec, OutputSpec
 
 
@@ -33,13 +33,30 @@ class EngineInfo:
     """Per output name, its shape for a batch of one."""
 
 
+class PicturePlaces(Protocol):
+    """Whole pictures beside the places of an input buffer: a run scales them into their places, on the GPU.
+
+    A place belongs to one thread at a time. A run takes the pictures: for the next one they have to be brought anew.
+    """
+
+    def take(self, index: int, pixels: Pixels) -> Transform | None:
+        """Let a picture be scaled into place `index`: copies it whole, and says how it will lie there. None where it is
+        to be written by `write_into`, as a small one is."""
+        ...
+
+    def clear(self, index: int) -> None:
+        """The place is written by `write_into`."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class InputBuffer:
     """A reusable batch input, [max_batch, *spec.shape] of `spec.dtype` (float32, or uint8 where preprocessing is in the
-    graph), 64-byte aligned; page-locked with TensorRT."""
+    graph), 64-byte aligned; page-locked with TensorRT. `pictures`: where the engine scales, None where it does not."""
 
     index: int
     array: InputArray
+    pictures: PicturePlaces | None = None
 
 
 class Lane(Protocol):

@@ -63,6 +63,11 @@ class AnswerCache:
         self._settings = (mode, max_age_s)
         self._kind = _make(mode, max_age_s)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether it has to see scaled pictures."""
+        return self._kind is not None
+
     def configure(self, mode: CacheMode, max_age_s: float) -> None:
         """From the next frame on; what was kept is forgotten where something changes. `max_age_s`: for `scene`."""
         if (mode, max_age_s) != self._settings:

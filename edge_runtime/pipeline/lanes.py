@@ -97,14 +97,26 @@ def write_place(desk: Desk, place: Place, ledger: Ledger, cache: AnswerCache, *,
     frame = place.entry.frame
     batch = place.batch
     try:
-        transform = frame.pixels.write_into(batch.buffer.array[place.index], batch.resident.info.input)
-        answer = _known_answer(desk.model, place, transform, ledger, cache)
+        transform = None if batch.buffer.pictures is None else _take_whole(place, cache)
+        if transform is None:
+            transform = frame.pixels.write_into(batch.buffer.array[place.index], batch.resident.info.input)
+            answer = _known_answer(desk.model, place, transform, ledger, cache)
     except Exception as error:  # noqa: BLE001  one camera's picture must not cost the model its lane
         _complain("camera %s, frame %d: preprocessing failed: %s", frame.camera, frame.frame_id, error)
     except BaseException:  # this thread ends, but its place goes back
         desk.written(place, None)
         raise
     return desk.written(place, transform, take=take, answer=answer)
+
+
+def _take_whole(place: Place, cache: AnswerCache) -> Transform | None:
+    """Let the GPU scale the frame's picture, where it does. A cache has to see what the model sees, before the run."""
+    pictures = place.batch.buffer.pictures
+    assert pictures is not None
+    if not cache.is_on:
+        return pictures.take(place.index, place.entry.frame.pixels)
+    pictures.clear(place.index)
+    return None
 
 
 def _known_answer(

@@ -23,7 +23,7 @@ from edge_runtime.prepare.png import encode_png
 from edge_runtime.records.frames import Pixels
 from edge_runtime.records.spec import InputSpec
 
-__all__ = ["BundleDraft", "Golden", "check_target", "golden_picture", "named_reader"]
+__all__ = ["BundleDraft", "Golden", "check_target", "golden_picture", "named_reader", "put_in_place"]
 
 Prove = Callable[[OnnxRuntimeEngine], None]
 
@@ -96,7 +96,7 @@ class BundleDraft:
                     engine = load_engine(bundle, name)
                     probe(engine, engine.open_lane(), bundle, name, golden.read_image)
                     engine.close()
-            _put_in_place(aside, out_dir)
+            put_in_place(aside, out_dir)
             return replace(bundle, root=out_dir)
         except BundleError as error:
             # The folder aside is gone when the operator reads this.
@@ -199,7 +199,8 @@ def named_reader(read_image: ReadImage) -> ReadImage:
     return read
 
 
-def _put_in_place(aside: Path, out_dir: Path) -> None:
+def put_in_place(aside: Path, out_dir: Path) -> None:
+    """Give a whole bundle its name; one that had it is gone, or back where that fails. Raises OSError."""
     sync_folder(aside)
     old = aside.with_suffix(".old")
     replaced = out_dir.exists()

@@ -14,8 +14,9 @@ import onnxslim
 
 from edge_runtime.engine.bundle import Bundle, load_bundle
 from edge_runtime.engine.manifest import Backend, VariantTable
-from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, load_engine, open_session, output_shapes
+from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, load_engine, open_session
 from edge_runtime.engine.probe import ReadImage, record_golden
+from edge_runtime.engine.session_check import output_shapes
 from edge_runtime.errors import BundleError, RefusedError, UsageError
 from edge_runtime.prepare.bundle_draft import BundleDraft, check_target
 from edge_runtime.prepare.calibration import Calibration, CalibrationPicture

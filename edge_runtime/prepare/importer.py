@@ -11,8 +11,9 @@ from typing import Any
 
 from edge_runtime.durable import write_atomic
 from edge_runtime.engine.bundle import Bundle
-from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, open_session, output_shapes
+from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, open_session
 from edge_runtime.engine.probe import ReadImage
+from edge_runtime.engine.session_check import output_shapes
 from edge_runtime.errors import BundleError, RefusedError, UsageError
 from edge_runtime.prepare.bundle_draft import BundleDraft, Golden, check_target, named_reader
 from edge_runtime.prepare.contact_sheet import MAX_PICTURES, cell, contact_sheet

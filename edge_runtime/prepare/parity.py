@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.engine.onnxrt import open_session, output_shapes
+from edge_runtime.engine.onnxrt import open_session
 from edge_runtime.engine.probe import ReadImage
+from edge_runtime.engine.session_check import output_shapes
 from edge_runtime.errors import RefusedError
 from edge_runtime.prepare.evidence import overlap
 from edge_runtime.records.frames import Decoder, Detections, InputArray, Output, Transform

@@ -10,7 +10,17 @@ from edge_runtime.records.status import CameraOrigin
 from edge_runtime.records.window import Payload, Stamped
 
 EventKind = Literal[
-    "unclean-start", "spool", "spool-gap", "broker", "camera", "model", "command", "config", "sensor", "governor"
+    "unclean-start",
+    "spool",
+    "spool-gap",
+    "broker",
+    "camera",
+    "model",
+    "command",
+    "config",
+    "sensor",
+    "governor",
+    "gpu",
 ]
 """The kinds of this version. They are the last level of a topic."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,59 @@ class Pixels(Protocol):
 
     def to_rgb(self) -> NDArray[np.uint8]:
         """A new [height, width, 3] uint8 RGB array, for previews and golden pictures."""
+        ...
+
+
+PictureKind = Literal["bgr24", "rgba", "nv12", "yuv420p"]
+BT601_WEIGHTS = (0.299, 0.114)
+LEFT_SITING = (0.0, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLayout:
+    """How a whole picture lies in memory: upright, plane after plane, rows without gaps, a byte a sample.
+
+    bgr24 is [h, w, 3], rgba [h, w, 4] (alpha counts for nothing), nv12 [h, w] and [h / 2, w / 2, 2] of U and V, yuv420p
+    [h, w] and U and V apart, [h / 2, w / 2] each; halves are rounded up. Of the last two: `weights`, of red and blue in
+    the brightness; `full_range`, 0-255 in place of 16-235; `siting`, where the first colour sample lies, px right
+    of and below the first sample of brightness.
+    """
+
+    kind: PictureKind
+    width: int
+    height: int
+    weights: tuple[float, float] = BT601_WEIGHTS
+    full_range: bool = False
+    siting: tuple[float, float] = LEFT_SITING
+
+    @property
+    def planes(self) -> tuple[tuple[int, int], ...]:
+        """(rows, bytes a row) of each plane."""
+        half_width, half_height = -(-self.width // 2), -(-self.height // 2)
+        if self.kind == "bgr24":
+            return ((self.height, 3 * self.width),)
+        if self.kind == "rgba":
+            return ((self.height, 4 * self.width),)
+        if self.kind == "nv12":
+            return (self.height, self.width), (half_height, 2 * half_width)
+        return (self.height, self.width), (half_height, half_width), (half_height, half_width)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows * row_bytes for rows, row_bytes in self.planes)
+
+
+@runtime_checkable
+class WholePixels(Protocol):
+    """What Pixels may offer besides: the picture as it was decoded, for a GPU that scales it."""
+
+    def layout(self) -> PictureLayout | None:
+        """How `copy_whole` leaves it: smaller than Pixels' `width` x `height` where hardware has scaled it already.
+        None where it cannot, or the picture does not lie upright."""
+        ...
+
+    def copy_whole(self, target: NDArray[np.uint8]) -> None:
+        """Copy it into `target` ([layout().nbytes] uint8), whose every byte is written. Any thread."""
         ...
 
 

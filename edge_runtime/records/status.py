@@ -205,6 +205,7 @@ class StatusReport(Payload):
     mqtt: MqttNow | None = Field(description="Null without [mqtt].")
     spool: SpoolNow | None
     window: WindowReport | None = Field(description="The last window; null before the first one.")
+    gpu_faults: int = Field(ge=0, description="Faults of the GPU that ended the daemon, over all its starts.")
 
 
 class WindowList(Payload):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.records.frames import Float32Array, InputArray
+from edge_runtime.records.frames import BT601_WEIGHTS, Float32Array, InputArray
 from edge_runtime.records.spec import Color, InputSpec
 
 LUMA_WEIGHTS = {"RGB": (0.299, 0.587, 0.114), "BGR": (0.114, 0.587, 0.299)}
@@ -18,15 +18,21 @@ ORDER = {"bgr24": {"BGR": (0, 1, 2), "RGB": (2, 1, 0)}, "rgba": {"BGR": (2, 1, 0
 """Where a model's channels, in the order of its `color`, lie in a packed pixel."""
 
 
-def to_colours(color: Color) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """([3, 3], [3]) with `pixel = matrix @ (Y, U, V) + offset`: nv12's values to 0-255, in the order of `color`."""
-    kr, kg, kb = LUMA_WEIGHTS["RGB"]
-    luma, chroma = 255.0 / LUMA_RANGE, 255.0 / CHROMA_RANGE
+def to_colours(
+    color: Color, weights: tuple[float, float] = BT601_WEIGHTS, *, full_range: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """([3, 3], [3]) with `pixel = matrix @ (Y, U, V) + offset`: nv12's values to 0-255, in the order of `color`.
+
+    For cameras' own pictures: `weights` of red and blue in the brightness, and whether it goes from 0 to 255.
+    """
+    kr, kb = weights
+    kg = 1 - kr - kb
+    black, luma, chroma = (0.0, 1.0, 1.0) if full_range else (LUMA_BLACK, 255.0 / LUMA_RANGE, 255.0 / CHROMA_RANGE)
     red = (luma, 0.0, 2 * (1 - kr) * chroma)
     green = (luma, -2 * (1 - kb) * kb / kg * chroma, -2 * (1 - kr) * kr / kg * chroma)
     blue = (luma, 2 * (1 - kb) * chroma, 0.0)
     matrix = np.array((red, green, blue) if color == "RGB" else (blue, green, red))
-    return matrix, -matrix @ np.array((LUMA_BLACK, CHROMA_GREY, CHROMA_GREY))
+    return matrix, -matrix @ np.array((black, CHROMA_GREY, CHROMA_GREY))
 
 
 def yuv_of(red: float, green: float, blue: float) -> tuple[int, int, int]:

@@ -68,6 +68,8 @@ def _daemon(report: StatusReport) -> Iterator[Metric]:
     build = {"version": report.version, "device": report.device, "session": report.session}
     yield InfoMetricFamily("edge_build", "Who is speaking.", value=build)
     yield GaugeMetricFamily("edge_uptime_seconds", "Seconds since the daemon started.", value=report.uptime_s)
+    meaning = "Faults of the GPU that ended the daemon, over all its starts."
+    yield CounterMetricFamily("edge_gpu_faults", meaning, value=report.gpu_faults)
     yield GaugeMetricFamily("edge_clock_synced", "Whether wall time can be trusted.", value=float(report.clock_synced))
     meaning = "1 for the state that the daemon is in."
     yield _state("edge_health_state", meaning, (), [((), report.health.state)], HealthState)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from edge_runtime.config import ModelConfig
 from edge_runtime.engine.bundle import Bundle, load_bundle
 from edge_runtime.engine.tensorrt.gpu import Gpu
 from edge_runtime.engine.tensorrt.plan import PlanTensor, describe
-from edge_runtime.engine.tensorrt.plans import PlanStore
+from edge_runtime.engine.tensorrt.plans import FRESH_S, PlanStore
 from edge_runtime.engine.tensorrt.probe import Here
 from edge_runtime.errors import BundleError, EdgeError, EngineError, RefusedError
 from edge_runtime.records.commands import ReloadArgs
@@ -209,6 +210,25 @@ def test_what_failed_is_an_alarm_until_something_else_runs(device: Device, both:
     assert backing.alarms() == ["model m: its plan cannot be had: too little memory"]
     backing.taken("m", wish)
     assert backing.alarms() == []
+
+
+def test_plans_in_force_stay_and_those_of_nobody_go(tmp_path: Path, both: Bundle) -> None:
+    device = Device(tmp_path)
+    device.add(both)
+    device.add(bundle_for_other(tmp_path / "gone"))
+    now_s = time.time()
+    later = PlanStore(tmp_path / "plans", now=lambda: now_s + 2 * FRESH_S)
+    maker = PlanMaker(later, prove=cast(Any, None), free_bytes=lambda: None)
+    backing = Backing(Engines(maker, device._open), maker=maker)
+    backing.collect()  # no GPU was opened: nothing is known
+    assert len(list(device.store.root.glob("*/plan"))) == 2
+    wish = backing.wish(config_of(), both, "auto")
+    backing.taken("m", wish)
+    with later.building():
+        backing.collect()  # somebody builds: later
+        assert len(list(device.store.root.glob("*/plan"))) == 2
+    backing.collect()
+    assert [str(each) for each in device.store.root.glob("*/plan")] == list(wish.choice.plans)
 
 
 # --- the thread

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.app import device_check_bench, device_check_children, device_check_gpu, device_check_letterbox
-from edge_runtime.app.device_check import WOULD
+from edge_runtime.app.building import Need
+from edge_runtime.app.device_check import WOULD, DeviceCheck
 from edge_runtime.app.device_check_bench import Bench
 from edge_runtime.app.device_check_children import Job, carry_out_job
 from edge_runtime.app.device_check_gpu import LEAK_BYTES
@@ -29,7 +30,7 @@ from edge_runtime.engine.tensorrt.letterbox import NAME
 from edge_runtime.engine.tensorrt.plan import Sidecar, sidecar_path
 from edge_runtime.engine.tensorrt.probe import Here
 from edge_runtime.engine.tensorrt.stopwatch import Stopwatch, with_stopwatch
-from edge_runtime.errors import EdgeError
+from edge_runtime.errors import EdgeError, EngineError, RefusedError
 from edge_runtime.hardware.survey import survey
 from edge_runtime.records.sensors import SensorReport
 from tests.engine.graphs import classifier, graph, node
@@ -55,8 +56,9 @@ class TimedRig(Rig):
 
 @pytest.fixture(autouse=True)
 def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (device_check_bench, device_check_gpu, device_check_letterbox):
+    for module in (device_check_bench, device_check_gpu):
         monkeypatch.setattr(module, "RUNS", 3)
+    monkeypatch.setattr(device_check_letterbox, "SIZES", ((320, 180), (640, 360)))
 
 
 @pytest.fixture(params=[PYCUDA, BINDINGS], ids=lambda kind: kind.name)
@@ -139,6 +141,22 @@ def test_a_plan_for_a_dla_runs_there(rig: TimedRig) -> None:
     outcome = check("dla", bench_of(rig, change=lambda each: each.model_copy(update={"options": {"dla_core": 0}})))
     assert outcome.status == "passed", outcome.words
     assert "core 0" in outcome.words
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("no_dla", "skipped"), ("dla_unsupported", "skipped"), ("build_failed", "failed")]
+)
+def test_a_module_without_a_dla(code: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Maker:
+        def make(self, need: Need, *_: Any, **__: Any) -> Any:
+            assert need.dla_core == 0
+            raise RefusedError("this device has no DLA: there is no core 0", code=code)
+
+    monkeypatch.setattr(DeviceCheck, "_maker", lambda *_: Maker())
+    bundle = Rig(PYCUDA, tmp_path).bundle(classifier())
+    (outcome,) = DeviceCheck(bundle, "fp32", tmp_path, HERE, 1)._on_dla()
+    assert (outcome.name, outcome.status) == ("dla", status)
+    assert "no DLA" in outcome.words
 
 
 def test_a_load_that_fails(pycuda: TimedRig) -> None:
@@ -302,7 +320,13 @@ def test_a_kernel_that_is_wrong_is_found(pycuda: TimedRig) -> None:
     assert outcome.status == "failed"
     assert outcome.numbers["levels_off"] == pytest.approx(8, rel=0.01)
     pycuda.machine.kernels[NAME] = kernel_cpu.on_machine
-    assert check("letterbox", replace(bench, bundle=letterboxed)).status == "passed"
+    outcome = check("letterbox", replace(bench, bundle=letterboxed))
+    assert outcome.status == "passed"
+    assert [each["source"] for each in outcome.numbers["sources"]] == [[320, 180, "nv12"], [640, 360, "nv12"]]
+    for each in outcome.numbers["sources"]:
+        parts = each["gpu_copy_ms"] + each["gpu_upload_ms"] + each["gpu_kernel_ms"]
+        assert each["gpu_ms"] == pytest.approx(parts)
+        assert each["pays"] == (each["gpu_ms"] < each["cpu_ms"])
 
 
 def test_no_compiler_is_said(pycuda: TimedRig) -> None:
@@ -443,6 +467,38 @@ def test_the_report_names_no_home(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_bytes()) == report
     with pytest.raises(EdgeError, match="cannot be written"):
         save(report, tmp_path / "none" / "report.json")
+
+
+def test_the_report_names_nobody_elses_home_and_no_error_does() -> None:
+    lib = "/home/somebody/venv/lib/x.so: cannot open shared object file"
+    error = EngineError(f"TensorRT cannot be imported: {Path.home()}/a {lib}", code="tensorrt_missing")
+    outcome = Outcome("load", "failed", lib)
+    report = document([outcome], None, {}, complete=False, now=lambda: 0.0, error=error)
+    assert report["checks"][0]["words"] == "~/venv/lib/x.so: cannot open shared object file"
+    assert report["error"]["code"] == "tensorrt_missing"
+    assert "somebody" not in json.dumps(report)
+    assert f"{Path.home()}/" not in json.dumps(report)
+
+
+@pytest.mark.parametrize("home", ["/", "//", None])
+def test_the_report_of_a_user_without_a_home(home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> Path:
+        if home is None:
+            raise RuntimeError("Could not determine home directory.")
+        return Path(home)
+
+    monkeypatch.setattr(Path, "home", find)
+    outcome = Outcome("load", "failed", "/var/lib/edge-runtime/plans: no")
+    report = document([outcome], None, {"name": "m"}, complete=True, now=lambda: 0.0)
+    assert report["schema"] == "edge.device-check/1"
+    assert report["checks"][0]["words"] == "/var/lib/edge-runtime/plans: no"
+
+
+def test_the_report_is_json_for_everybody() -> None:
+    numbers = {"deviations": {"y": float("inf")}, "runs": (float("nan"), 1.5)}
+    report = document([Outcome("parity", "failed", "no", numbers)], None, {}, complete=True, now=lambda: 0.0)
+    json.dumps(report, allow_nan=False)
+    assert report["checks"][0]["numbers"] == {"deviations": {"y": "inf"}, "runs": ["nan", 1.5]}
 
 
 def test_every_check_says_what_it_would_do() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from edge_runtime.cli.main import run
 from tests.awaiting import wait_until
-from tests.e2e.daemon import DaemonProcess, write_config
+from tests.e2e.daemon import VTEST, DaemonProcess, write_config
 from tests.engine.graphs import SIDE, classifier, write_bundle
 from tests.engine.tensorrt.fake_process import FakeDevice
 
@@ -252,3 +252,67 @@ def test_what_the_command_built_is_what_the_daemon_takes(tmp_path: Path, device:
         assert model_of(config)["backend"] == "tensorrt"
         assert daemon.stop()[0] == 0
     assert device.builds() == 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_pictures_larger_than_the_input_are_scaled_on_the_gpu(
+    isolation: str, tmp_path: Path, device: FakeDevice
+) -> None:
+    # the first launch is the trial of the kernel, all others are frames: that one of them fails shows their way
+    device.become(faults=[["cuLaunchKernel", 1, 45, 1]])
+    camera = f'name = "gate"\nurl = "file:{VTEST}"\nloop = true\nisolation = "{isolation}"'
+    config = configured(tmp_path, backend="tensorrt", camera=camera)
+    config.write_text(config.read_text().replace("lanes = 1", 'lanes = 1\nletterbox = "gpu"\nmax_batch = 2'))
+    with DaemonProcess(config) as daemon:
+        daemon.wait_for("is running;")
+        on_tensorrt(config, daemon)
+        daemon.wait_for("are scaled on the GPU")
+        wait_until(lambda: frames(config)["failed"], 40, "the launch that fails")
+        seen = frames(config)["completed"]
+        wait_until(lambda: frames(config)["completed"] > seen, 20, "frames go on")
+        assert frames(config)["failed"] in (1, 2)
+        assert daemon.stop()[0] == 0
+        assert "cuLaunchKernel failed" in daemon.log
+    assert len(list((tmp_path / "store" / "kernels").iterdir())) == 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+def test_where_the_kernel_cannot_be_had_auto_goes_on_and_gpu_is_refused(tmp_path: Path, device: FakeDevice) -> None:
+    device.become(faults=[["cuModuleLoadData", 1, 0, 9]])
+    config = configured(tmp_path, backend="tensorrt", camera=f'name = "gate"\nurl = "file:{VTEST}"\nloop = true')
+    with DaemonProcess(config) as daemon:
+        daemon.wait_for("is running;")
+        on_tensorrt(config, daemon)
+        assert daemon.log.count("pictures are scaled on the CPU: cuModuleLoadData failed") == 1
+        wait_until(lambda: frames(config)["completed"] > 5, 20, "frames flow")
+        assert frames(config)["failed"] == 0
+        assert daemon.stop()[0] == 0
+    config.write_text(config.read_text().replace("lanes = 1", 'lanes = 1\nletterbox = "gpu"'))
+    with DaemonProcess(config) as daemon:
+        assert daemon.wait() != 0
+        assert "the GPU cannot scale pictures: cuModuleLoadData failed" in daemon.log
+        assert 'letterbox = "auto"' in daemon.log
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+def test_a_gpu_that_dies_ends_the_daemon_and_the_next_start_says_how_often(tmp_path: Path, device: FakeDevice) -> None:
+    config = configured(tmp_path, backend="tensorrt")
+    with DaemonProcess(config) as daemon:
+        daemon.wait_for("is running;")
+        on_tensorrt(config, daemon)
+        assert status(config)["gpu_faults"] == 0
+        assert daemon.stop()[0] == 0
+    device.become(faults=[["device:execute", 700, 30, 1]])
+    with DaemonProcess(config) as daemon:
+        assert daemon.wait(60) == 1
+        assert "700" in daemon.log
+        assert "; stopping" in daemon.log
+    device.become()
+    with DaemonProcess(config) as daemon:
+        daemon.wait_for("is running;")
+        assert status(config)["gpu_faults"] == 1
+        assert daemon.stop()[0] == 0

@@ -36,15 +36,28 @@ def with_plan(root: Path, **changed: Any) -> Path:
     return write_bundle(root, MODEL, variant={"files": {**both, "tensorrt_plan": [{**entry, **changed}]}})
 
 
-def test_it_is_given_for_that_device_alone_and_hashed_as_read(tmp_path: Path) -> None:
+def test_it_is_hashed_as_read_and_no_more_is_read_than_is_wanted(tmp_path: Path) -> None:
     bundle = load_bundle(with_plan(tmp_path / "tiny"))
-    assert list(bundle.read_plans("fp32", **DEVICE)) == [(PLAN, SIDECAR)]
-    for part, value in (("tensorrt", "10.3.1"), ("compute_capability", "8.6"), ("device", "Thor")):
-        assert list(bundle.read_plans("fp32", **{**DEVICE, part: value})) == []
+    (table,) = bundle.variant("fp32").files.tensorrt_plan
+    assert (bundle.read_plan(table), bundle.read_sidecar(table)) == (PLAN, SIDECAR)
+    assert bundle.read_plan(table, len(PLAN)) == PLAN
+    with pytest.raises(BundleError, match="more than 15 are not read"):
+        bundle.read_plan(table, len(PLAN) - 1)
     (bundle.root / "orin.plan").write_bytes(PLAN[::-1])
-    with pytest.raises(BundleError) as caught:
-        list(bundle.read_plans("fp32", **DEVICE))
-    assert caught.value.code == "digest_mismatch"
+    (bundle.root / "orin.plan.json").write_bytes(SIDECAR[::-1])
+    for read in (bundle.read_plan, bundle.read_sidecar):
+        with pytest.raises(BundleError) as caught:
+            read(table)
+        assert caught.value.code == "digest_mismatch"
+
+
+def test_signatures_are_covered_by_the_digest(tmp_path: Path) -> None:
+    signature = {"key": "0123456789abcdef", "value": "AA=="}
+    plain = load_bundle(with_plan(tmp_path / "plain"))
+    signed = load_bundle(with_plan(tmp_path / "signed", signature=[signature, {**signature, "value": "BB=="}]))
+    (table,) = signed.variant("fp32").files.tensorrt_plan
+    assert [each.value for each in table.signature] == ["AA==", "BB=="]
+    assert signed.digest != plain.digest
 
 
 @pytest.mark.parametrize("name", ["orin.plan", "orin.plan.json"])
@@ -69,6 +82,13 @@ def test_it_travels_with_the_bundle(tmp_path: Path) -> None:
         ({"sha256": "short"}, "is not 64 hex digits"),
         ({"tensorrt_file": False}, "no files.tensorrt that these plans were built from"),
         ({"l4t": "36.4"}, "there is no such key"),
+        ({"signature": [{"key": "0123456789ABCDEF", "value": "AA=="}]}, "is not 16 hex digits in lower case"),
+        ({"signature": [{"key": "0123456789abcdef"}]}, "value: is missing"),
+        (
+            {"signature": [{"key": "0123456789abcdef", "value": "AA==", "algo": "rsa"}]},
+            "known keys here are key, value",
+        ),
+        ({"signature": [{"key": "0123456789abcdef", "value": "AA=="}] * 17}, "at most 16 items"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, changed: dict[str, Any], told: str) -> None:

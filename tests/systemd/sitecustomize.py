@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.app import health
-from edge_runtime.engine import onnxrt
+from edge_runtime.engine import onnxrt, session_check
 
 HOLD_WARM_UP = Path("/var/lib/edge-runtime/hold-warm-up")
 STUCK_LANE = Path("/run/edge-runtime/stuck-lane")
@@ -23,7 +23,7 @@ DEAD_LANE = Path("/run/edge-runtime/dead-lane")
 
 _once = threading.Lock()
 _collect = onnxrt.OnnxRuntimeLane.collect
-_output_shapes: Callable[..., Any] = onnxrt.output_shapes
+_output_shapes: Callable[..., Any] = session_check.output_shapes
 
 
 def _say(word: str) -> None:

@@ -219,6 +219,7 @@ class FakeDoor:
             mqtt=None if self.bare else mqtt,
             spool=None if self.bare else spool,
             window=None if self.bare else window(),
+            gpu_faults=0 if self.bare else 2,
         )
 
 

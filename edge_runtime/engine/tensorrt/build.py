@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ WITHIN_S = 3600.0
 """A large model on the smallest module takes tens of minutes; one that takes longer hangs."""
 LOOK_WITHIN_S = 60.0
 _TICK_S = 0.1
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
+"""What reading the lines of a process that went wrong may raise."""
 _KINDS: Mapping[str, type[EdgeError]] = {kind.__name__: kind for kind in (BundleError, EngineError, RefusedError)}
 _WORDS = {
     "starting": "starting",
@@ -38,6 +40,7 @@ _WORDS = {
     "reading back": "reading the plan back",
     "saving": "saving the plan",
 }
+_BEFORE_THE_MODEL = ("starting", "looking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +151,18 @@ def build_plan(
             notes=tuple(map(str, facts["notes"])),
             took_s=time.monotonic() - started,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise _failed(where, f"its last line cannot be read: {error!r}") from None
 
 
 def _here(facts: Mapping[str, Any]) -> Here:
     try:
-        return Here(**facts["here"])
-    except (KeyError, TypeError) as error:
+        here = Here(**facts["here"])
+        if not all(isinstance(value, str) or (name == "l4t" and value is None) for name, value in asdict(here).items()):
+            raise TypeError(here)
+    except _UNREADABLE as error:
         raise _failed("this device", f"its last line cannot be read: {error!r}") from None
+    return here
 
 
 def _run(
@@ -228,16 +234,16 @@ class _Child:
         try:
             line = json.loads(raw)
             stage = str(line["stage"])
-            error = _KINDS.get(line["kind"], EngineError)(**line["error"]) if "error" in line else None
-        except (ValueError, TypeError, KeyError, AttributeError):
+            error = _error_of(line) if "error" in line else None
+            if error is None and stage != "done" and self._hear is not None:
+                self._hear(stage, line)
+        except _UNREADABLE:
             raise _failed(self._where, f"its process wrote {raw[:80]!r}") from None
         if error is not None:
             raise error
         if stage == "done":
             return dict(line)
         self._stage = stage
-        if self._hear is not None:
-            self._hear(stage, line)
         return None
 
     def _ended(self) -> EdgeError:
@@ -257,6 +263,8 @@ class _Child:
         how = f"{signal_name(code)} ended its process" if code < 0 else f"its process ended with {code}"
         if -code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             return _failed(self._where, f"{how} from outside while {self._doing}", retryable=True)
+        if self._stage in _BEFORE_THE_MODEL:
+            return _failed(self._where, f"{how} while {self._doing}{last}", retryable=True)
         return RefusedError(
             f"the build crashed: {how} while {self._doing}{last}",
             code="build_crashed",
@@ -268,6 +276,14 @@ class _Child:
         """Close the pipes, and log what the child wrote to standard error: its last 2 KB."""
         if text := self._output.close():
             log.info("%s: the process that built it wrote: %s", self._where, text)
+
+
+def _error_of(line: Mapping[str, Any]) -> EdgeError:
+    """The error that a process tells of. Raises one of _UNREADABLE."""
+    error = _KINDS.get(line["kind"], EngineError)(**line["error"])
+    if not isinstance(error.message, str) or not isinstance(error.code, str):
+        raise TypeError(line["error"])
+    return error
 
 
 def _failed(where: str, reason: str, *, retryable: bool = False) -> EngineError:

@@ -15,6 +15,7 @@ of an EdgeError.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.children import Report, settle
-from edge_runtime.durable import write_atomic
+from edge_runtime.durable import REAL, Files, write_atomic
 from edge_runtime.engine.bundle import Bundle, load_bundle
 from edge_runtime.engine.tensorrt.api import TensorRt
 from edge_runtime.engine.tensorrt.cuda import open_cuda
@@ -36,7 +37,7 @@ from edge_runtime.engine.tensorrt.log import capture
 from edge_runtime.engine.tensorrt.network import Built, Network, Settings
 from edge_runtime.engine.tensorrt.onnxfile import read_onnx
 from edge_runtime.engine.tensorrt.owner import without_frames
-from edge_runtime.engine.tensorrt.plan import PlanTensor, describe, sidecar_path
+from edge_runtime.engine.tensorrt.plan import PlanTensor, Sidecar, describe, sidecar_path
 from edge_runtime.engine.tensorrt.preflight import FREE_MEMORY
 from edge_runtime.engine.tensorrt.probe import Here, import_tensorrt, look, require_driver
 from edge_runtime.engine.tensorrt.tensors import check_input, read_batches, read_tensors
@@ -67,10 +68,10 @@ def main() -> None:
         report.line(report.stage, {"kind": "RefusedError", "error": lack.as_payload()})
     except OSError as error:
         failed = EngineError(
-            f"the plan cannot be written: {error.strerror or error}",
-            code="store_write_failed",
-            where=order.get("plan"),
-            remedy="look at the disk (df, dmesg)",
+            f"the build met an error of the system ({report.stage}): {error}",
+            code="build_failed",
+            where=order.get("root"),
+            remedy="look at the disk (df, dmesg), then try again",
             retryable=True,
         )
         report.line(report.stage, {"kind": "EngineError", "error": failed.as_payload()})
@@ -170,18 +171,17 @@ def _build(order: Mapping[str, Any], report: Report, trt: TensorRt, here: Here) 
         batches=settings.batches,
         options=options,
     )
-    # Where a plan has a sidecar, all of it is on disk.
-    write_atomic(plan, built.plan, mode=0o444)
-    write_atomic(sidecar_path(plan), sidecar.to_json(), mode=0o444)
-    if built.cache is not None:
-        _write_cache(cache_file, built.cache)
+    save(plan, built.plan, sidecar)
+    notes = list(built.notes)
+    if built.cache is not None and (note := save_cache(cache_file, built.cache)) is not None:
+        notes.append(note)
     return {
         "plan_bytes": len(built.plan),
         "peak_bytes": peak_bytes,
         "build_s": build_s,
         "layers": built.layers,
         "on_gpu": list(built.on_gpu),
-        "notes": list(built.notes),
+        "notes": notes,
     }
 
 
@@ -223,9 +223,34 @@ def _read_cache(path: Path) -> bytes:
     return data if hashlib.sha256(data).hexdigest().encode() == digest else b""
 
 
-def _write_cache(path: Path, data: bytes) -> None:
-    path.parent.mkdir(exist_ok=True)
-    write_atomic(path, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+def save(path: Path, plan: bytes, sidecar: Sidecar, files: Files = REAL) -> None:
+    """Write a plan and its sidecar beside it: where there is a sidecar, all of the plan is on disk.
+
+    Raises EngineError (code "store_write_failed").
+    """
+    try:
+        write_atomic(path, plan, mode=0o444, files=files)
+        write_atomic(sidecar_path(path), sidecar.to_json(), mode=0o444, files=files)
+    except OSError as error:
+        raise EngineError(
+            f"the plan cannot be written: {error.strerror or error}",
+            code="store_write_failed",
+            where=str(path),
+            remedy="look at the disk (df, dmesg), and at owner and rights of the store",
+            retryable=True,
+        ) from error
+
+
+def save_cache(path: Path, data: bytes, files: Files = REAL) -> str | None:
+    """Keep the timing cache in the place of that of before. Where that fails, why, in words: a plan that took minutes
+    to build is not lost for it."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            files.mkdir(path.parent, 0o755)
+        write_atomic(path, hashlib.sha256(data).hexdigest().encode() + b"\n" + data, files=files)
+    except OSError as error:
+        return f"what TensorRT measured cannot be kept, and is measured again: {path}: {error.strerror or error}"
+    return None
 
 
 def _peak_bytes() -> int | None:

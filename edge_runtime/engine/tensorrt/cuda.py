@@ -23,10 +23,12 @@ from edge_runtime.errors import EngineError
 log = logging.getLogger(__name__)
 
 OUT_OF_MEMORY = 2
+_MOST_VIEWS = 64
 
 STICKY: dict[int, str] = {
     214: "uncorrectable ECC error encountered",
     220: "uncorrectable NVLink error detected during the execution",
+    226: "Invalid access of peer GPU memory over nvlink or a hardware error",
     700: "an illegal memory access was encountered",
     702: "the launch timed out and was terminated",
     709: "context is destroyed",
@@ -37,6 +39,9 @@ STICKY: dict[int, str] = {
     717: "operation not supported on global/shared address space",
     718: "invalid program counter",
     719: "unspecified launch failure",
+    721: "tensor memory not completely freed",
+    810: "the MPS client has been terminated by the server",
+    911: "an async error has occured in external entity outside of CUDA",
     999: "unknown error",
 }
 """CUDA's errors after which nothing works any more in this process, and the driver's own words for them: PyCUDA and
@@ -134,7 +139,7 @@ class HostMemory:
     device_address: int | None = None
     _array: NDArray[np.uint8] | None = field(init=False)
     _anchor: Any = field(init=False)
-    _views: dict[int, NDArray[np.uint8]] = field(init=False, default_factory=dict)
+    _views: dict[tuple[int, int], NDArray[np.uint8]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         # every view's chain of bases ends at this object, and numpy keeps it for them
@@ -150,9 +155,15 @@ class HostMemory:
 
     def first(self, nbytes: int) -> NDArray[np.uint8]:
         """[nbytes] uint8: its first bytes; made once for each size."""
-        view = self._views.get(nbytes)
+        return self.part(0, nbytes)
+
+    def part(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        """[nbytes] uint8 from byte `start` on; the same array again and again."""
+        view = self._views.get((start, nbytes))
         if view is None:
-            view = self._views[nbytes] = self.array[:nbytes]
+            if len(self._views) >= _MOST_VIEWS:  # a camera whose pictures are never of the same size
+                self._views.clear()
+            view = self._views[start, nbytes] = self.array[start : start + nbytes]
         return view
 
     def let_go(self, free: Callable[[], object]) -> None:
@@ -229,8 +240,8 @@ class Cuda(Protocol):
         """Free what `HostMemory.let_go` says that nobody views any more."""
         ...
 
-    def copy_in(self, to: int, source: HostMemory, nbytes: int, stream: Stream) -> None:
-        """Enqueue a copy of the first bytes of `source` to an address on the device."""
+    def copy_in(self, to: int, source: HostMemory, nbytes: int, stream: Stream, start: int = 0) -> None:
+        """Enqueue a copy of bytes of `source`, from `start` on, to an address on the device."""
         ...
 
     def copy_out(self, to: HostMemory, source: int, nbytes: int, stream: Stream) -> None:

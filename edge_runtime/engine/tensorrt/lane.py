@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from numpy.typing import NDArray
 
-from edge_runtime.engine.tensorrt.api import TensorRt, TrtContext, TrtOutputAllocator
+from edge_runtime.engine.tensorrt.api import TrtContext, TrtOutputAllocator
 from edge_runtime.engine.tensorrt.cuda import (
     Cuda,
     CudaFatal,
@@ -20,39 +19,17 @@ from edge_runtime.engine.tensorrt.cuda import (
     Graph,
     HostMemory,
     Stream,
-    sticky_in,
     try_free,
 )
-from edge_runtime.engine.tensorrt.log import Lines
+from edge_runtime.engine.tensorrt.inlet import Inlet
+from edge_runtime.engine.tensorrt.model import Model
 from edge_runtime.engine.tensorrt.outputs import Allocation, Output, make_allocator, plain
-from edge_runtime.engine.tensorrt.owner import GpuOwner, Watch, without_frames
-from edge_runtime.engine.tensorrt.tensors import Batches, Tensor, Tensors
+from edge_runtime.engine.tensorrt.owner import Watch, without_frames
+from edge_runtime.engine.tensorrt.pictures import Waiting
+from edge_runtime.engine.tensorrt.tensors import Tensor
 from edge_runtime.errors import EngineError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What every lane of an engine knows of it. `places` tells how large the engine's input buffers are, at most."""
-
-    trt: TensorRt
-    owner: GpuOwner
-    lines: Lines
-    tensors: Tensors
-    batches: Batches
-    where: str
-    graphs: bool
-    places: Callable[[], int]
-
-    def failed(self, what: str, mark: int, code: str = "inference_failed") -> EngineError:
-        """An error with what TensorRT said since `mark`. Raises CudaFatal where it tells of a sticky error."""
-        said = self.lines.tail(mark)
-        for line in self.lines.since(mark):
-            # its words for other troubles than CUDA's may be alike
-            if "cuda" in line.lower() and (number := sticky_in(line)) is not None:
-                self.owner.cuda.poison(what, number, line)
-        return EngineError(f"{what}: {said}", code=code, where=self.where)
 
 
 class GpuLane:
@@ -70,6 +47,7 @@ class GpuLane:
         self._opened: tuple[Stream, Event] | None = None
         self._watch = Watch(self._look, self._finish)
         self._input: DeviceMemory | None = None
+        self._inlet = Inlet(model)
         self._capacity = 0
         self._outputs = {
             name: Output(each, self._cuda, self._give_back) for name, each in model.tensors.outputs.items()
@@ -83,6 +61,7 @@ class GpuLane:
         self._results: dict[int, Mapping[str, NDArray[Any]]] = {}
         self._host: HostMemory | None = None
         self._array: NDArray[Any] | None = None
+        self._pictures: tuple[Waiting, ...] = ()
         self._count = 0
         self._enqueued = False
         # for the thread that submits and collects
@@ -105,9 +84,10 @@ class GpuLane:
 
     # --- on the lane's thread
 
-    def submit(self, host: HostMemory, array: NDArray[Any], count: int) -> None:
-        """Let the first `count` places of `array`, which lies in `host`, be run. What is wrong, `collect` says."""
-        self._host, self._array, self._count = host, array, count
+    def submit(self, host: HostMemory, array: NDArray[Any], count: int, pictures: tuple[Waiting, ...] = ()) -> None:
+        """Let the first `count` places of `array`, which lies in `host`, be run; into those of `pictures` these are
+        scaled before. What is wrong, `collect` says."""
+        self._host, self._array, self._count, self._pictures = host, array, count, pictures
         self.running = True
         self._model.owner.post(self._start, self._refused)
 
@@ -142,6 +122,7 @@ class GpuLane:
         self._proved = error is None
         self._error = None if error is None else without_frames(error)
         self._host = self._array = None
+        self._pictures = ()
         self._done.release()
 
     def _look(self) -> bool:
@@ -211,10 +192,10 @@ class GpuLane:
             self._set(count, address, mark)
         elif self._graphs and self._proved and self._graph is None:
             self._capture(mark)
-        tensor = self._model.tensors.input
+        self._inlet.grow(self._pictures)
+        place_bytes = self._model.tensors.input.nbytes(self._picture())
         self._enqueued = True
-        if host.device_address is None:
-            self._cuda.copy_in(address, host, tensor.nbytes((count, *self._picture())), stream)
+        self._inlet.enqueue(address, host, place_bytes, count, self._pictures, stream)
         if self._graph is not None:
             self._cuda.launch(self._graph, stream)
         else:
@@ -387,6 +368,7 @@ class GpuLane:
         self._results.clear()
         for output in self._outputs.values():
             output.free()
+        self._inlet.free()
         if self._input is not None:
             memory, self._input = self._input, None
             try_free(self._cuda.free, memory)

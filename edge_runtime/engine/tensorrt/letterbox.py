@@ -1,21 +1,25 @@
-"""The kernel of letterbox.cu from Python: its launch, and the same in numpy, which says what is right.
-
-Nothing on a frame's way uses it yet: cameras write scaled pixels into the batch themselves, on the CPU. `device-check`
-measures whether it would pay to give the GPU the whole picture instead.
-"""
+"""The kernel of letterbox.cu from Python: its launch, and the same in numpy, which says what is right."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.engine.tensorrt.cuda import Cuda, Kernel, Stream
 from edge_runtime.errors import EngineError
-from edge_runtime.records.frames import InputArray, Transform
+from edge_runtime.records.frames import (
+    BT601_WEIGHTS,
+    LEFT_SITING,
+    InputArray,
+    PictureKind,
+    PictureLayout,
+    Transform,
+)
 from edge_runtime.records.spec import InputSpec
 from edge_runtime.vision.geometry import plan
 from edge_runtime.vision.pixels import LUMA_BLACK, factors, to_colours
@@ -23,28 +27,54 @@ from edge_runtime.vision.pixels import LUMA_BLACK, factors, to_colours
 SOURCE = Path(__file__).with_name("letterbox.cu")
 NAME = "letterbox"
 BLOCK = (32, 8)
-KINDS = "PiPiiiiPiiiiiiifffiffffffffffff"
+KINDS = "PiPiiiiPiiiiiiifffiffffffffffffiiff"
 """Of the kernel's arguments, in order, in the letters of `struct`: an address, an int, a float."""
 _MIN_SUPPORT = 1.0
-_SOURCES = {"bgr24": 0, "rgba": 1, "nv12": 2}
+_SOURCES: Mapping[PictureKind, int] = {"bgr24": 0, "rgba": 1, "nv12": 2, "yuv420p": 2}
 _PLACES = {"float32": 0, "bgr24": 1, "rgba": 2}
 
-SourceKind: TypeAlias = Literal["bgr24", "rgba", "nv12"]
 Values: TypeAlias = tuple[int | float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A picture on the GPU: width x height px; rows are `pitch` bytes apart. nv12 has its colours in a second plane, at
-    `chroma`; of others that is 0."""
+    """A picture on the GPU: width x height px; rows are `pitch` bytes apart. The colours of nv12 and yuv420p begin at
+    `chroma`, U and V `chroma_next` bytes apart; of others that is 0. What else they are: see PictureLayout."""
 
-    kind: SourceKind
+    kind: PictureKind
     width: int
     height: int
     address: int
     pitch: int
     chroma: int = 0
     chroma_pitch: int = 0
+    chroma_next: int = 1
+    weights: tuple[float, float] = BT601_WEIGHTS
+    full_range: bool = False
+    siting: tuple[float, float] = LEFT_SITING
+
+
+def source_of(layout: PictureLayout, address: int) -> Source:
+    """A picture that lies so at an address of the GPU's."""
+    (rows, pitch), *colours = layout.planes
+    chroma, chroma_pitch, chroma_next = 0, 0, 1
+    if colours:
+        chroma, chroma_pitch = address + rows * pitch, colours[0][1]
+    if len(colours) > 1:
+        chroma_next = colours[0][0] * chroma_pitch
+    return Source(
+        kind=layout.kind,
+        width=layout.width,
+        height=layout.height,
+        address=address,
+        pitch=pitch,
+        chroma=chroma,
+        chroma_pitch=chroma_pitch,
+        chroma_next=chroma_next,
+        weights=layout.weights,
+        full_range=layout.full_range,
+        siting=layout.siting,
+    )
 
 
 class LetterboxKernel:
@@ -54,35 +84,39 @@ class LetterboxKernel:
         self._cuda = cuda
         self._kernel: Kernel = cuda.load_kernel(image, NAME)
 
-    def enqueue(self, source: Source, place: int, spec: InputSpec, stream: Stream, *, smooth: bool = True) -> Transform:
+    def enqueue(
+        self,
+        source: Source,
+        place: int,
+        spec: InputSpec,
+        stream: Stream,
+        transform: Transform | None = None,
+        *,
+        smooth: bool = True,
+    ) -> None:
         """Enqueue one picture into the place of `spec` at an address of the GPU's memory.
 
-        `smooth`: means over all pixels that one of the place covers, as the cameras' scaler does; else plain bilinear.
+        `transform`: how it is to lie there, None for what `plan` says of its size. `smooth`: means over all pixels that
+        one of the place covers, as the cameras' scaler does; else plain bilinear.
         Raises EngineError (code "letterbox_unsupported") for a place of nv12, CudaError.
         """
-        transform = plan(source.width, source.height, spec)
+        transform = transform or plan(source.width, source.height, spec)
         values = arguments(source, place, spec, transform, smooth=smooth)
         width, height = spec.width, spec.height
         grid = (-(-width // BLOCK[0]), -(-height // BLOCK[1]))
         self._cuda.run_kernel(self._kernel, grid, BLOCK, stream, KINDS, values)
-        return transform
 
     def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. Nothing may run it any more."""
         self._cuda.free_kernel(self._kernel)
 
 
 def arguments(source: Source, place: int, spec: InputSpec, transform: Transform, *, smooth: bool) -> Values:
     """The kernel's arguments, in the order of KINDS. Raises EngineError (code "letterbox_unsupported")."""
-    if spec.pixel not in _PLACES:
-        raise EngineError(
-            f"a place of {spec.pixel} is not made on the GPU",
-            code="letterbox_unsupported",
-            remedy="use a variant that takes float32, bgr24 or rgba",
-        )
-    support_x, support_y = supports(transform, smooth=smooth)
+    require_supported(spec)
+    support_x, support_y = supports(source.width, source.height, transform, smooth=smooth)
     gain, offset = factors(spec)
-    matrix, _ = to_colours("RGB")
+    matrix, _ = to_colours("RGB", source.weights, full_range=source.full_range)
     return (
         source.address,
         source.pitch,
@@ -105,34 +139,55 @@ def arguments(source: Source, place: int, spec: InputSpec, transform: Transform,
         int(spec.color == "RGB"),
         *map(float, gain),
         *map(float, offset),
-        LUMA_BLACK,
+        0.0 if source.full_range else LUMA_BLACK,
         float(matrix[0, 0]),
         float(matrix[0, 2]),
         float(matrix[1, 1]),
         float(matrix[1, 2]),
         float(matrix[2, 1]),
+        2 if source.kind == "nv12" else 1,
+        source.chroma_next,
+        *source.siting,
     )
 
 
-def supports(transform: Transform, *, smooth: bool) -> tuple[float, float]:
-    """The triangle's half-widths in source px, across and down."""
+def require_supported(spec: InputSpec) -> None:
+    """Raises EngineError (code "letterbox_unsupported") where the kernel does not make such places."""
+    if spec.pixel not in _PLACES:
+        raise EngineError(
+            f"a place of {spec.pixel} is not made on the GPU",
+            code="letterbox_unsupported",
+            remedy="use a variant that takes float32, bgr24 or rgba",
+        )
+
+
+def supports(width: int, height: int, transform: Transform, *, smooth: bool) -> tuple[float, float]:
+    """The triangle's half-widths, across and down, in px of a source of width x height px."""
     if not smooth:
         return _MIN_SUPPORT, _MIN_SUPPORT
     return (
-        max(_MIN_SUPPORT, transform.src_width / transform.resized_width),
-        max(_MIN_SUPPORT, transform.src_height / transform.resized_height),
+        max(_MIN_SUPPORT, width / transform.resized_width),
+        max(_MIN_SUPPORT, height / transform.resized_height),
     )
 
 
-def reference(planes: tuple[NDArray[np.uint8], ...], kind: SourceKind, spec: InputSpec, *, smooth: bool) -> InputArray:
-    """What the kernel has to make of a picture, in float64: a place of `spec`, padded.
+def reference(
+    picture: NDArray[np.uint8],
+    layout: PictureLayout,
+    spec: InputSpec,
+    *,
+    smooth: bool = True,
+    transform: Transform | None = None,
+) -> InputArray:
+    """What the kernel has to make of a picture ([layout.nbytes]), in float64: a place of `spec`, padded.
 
-    `planes`: one of [h, w, 3 or 4], or of nv12 two, [h, w] and [h / 2, w / 2, 2]. Raises EngineError as `arguments`.
+    `transform` and `smooth`: see LetterboxKernel.enqueue. Raises EngineError as `arguments`.
     """
-    height, width = planes[0].shape[:2]
-    transform = plan(width, height, spec)
-    arguments(Source(kind, width, height, 0, 0), 0, spec, transform, smooth=smooth)
-    support_x, support_y = supports(transform, smooth=smooth)
+    require_supported(spec)
+    height, width = layout.height, layout.width
+    transform = transform or plan(width, height, spec)
+    support_x, support_y = supports(width, height, transform, smooth=smooth)
+    planes = _planes(picture, layout)
     centres_x = (np.arange(transform.resized_width) + 0.5) * width / transform.resized_width - 0.5
     centres_y = (np.arange(transform.resized_height) + 0.5) * height / transform.resized_height - 0.5
 
@@ -142,16 +197,17 @@ def reference(planes: tuple[NDArray[np.uint8], ...], kind: SourceKind, spec: Inp
         down, across = _weights(y, sy, plane.shape[0]), _weights(x, sx, plane.shape[1])
         return np.stack([down @ plane[..., each].astype(np.float64) @ across.T for each in range(plane.shape[2])])
 
-    if kind == "nv12":
+    if layout.kind in ("nv12", "yuv420p"):
         luma = scaled(planes[0][..., None], centres_x, centres_y, support_x, support_y)
         half_x, half_y = max(_MIN_SUPPORT, support_x / 2), max(_MIN_SUPPORT, support_y / 2)
-        chroma = scaled(planes[1], centres_x / 2, (centres_y - 0.5) / 2, half_x, half_y)
-        matrix, shift = to_colours("RGB")
+        across, below = layout.siting
+        chroma = scaled(planes[1], (centres_x - across) / 2, (centres_y - below) / 2, half_x, half_y)
+        matrix, shift = to_colours("RGB", layout.weights, full_range=layout.full_range)
         colours = np.tensordot(matrix, np.concatenate((luma, chroma)), axes=1) + shift[:, None, None]
         colours = np.clip(colours, 0, 255)
     else:
         found = scaled(planes[0], centres_x, centres_y, support_x, support_y)
-        colours = found[:3] if kind == "rgba" else found[2::-1]
+        colours = found[:3] if layout.kind == "rgba" else found[2::-1]
     whole = np.full((3, spec.height, spec.width), float(spec.pad))
     inside = [
         (max(0, offset), min(side, offset + resized), max(0, -offset))
@@ -166,6 +222,19 @@ def reference(planes: tuple[NDArray[np.uint8], ...], kind: SourceKind, spec: Inp
 
 
 Planes: TypeAlias = NDArray[np.float64]
+
+
+def _planes(picture: NDArray[np.uint8], layout: PictureLayout) -> list[NDArray[np.uint8]]:
+    """[h, w, 3 or 4], or [h, w] of brightness and [h / 2, w / 2, 2] of colours."""
+    start, planes = 0, []
+    for rows, row_bytes in layout.planes:
+        planes.append(picture[start : start + rows * row_bytes].reshape(rows, row_bytes))
+        start += rows * row_bytes
+    if layout.kind == "yuv420p":
+        return [planes[0], np.stack(planes[1:], axis=-1)]
+    if layout.kind == "nv12":
+        return [planes[0], planes[1].reshape(planes[1].shape[0], -1, 2)]
+    return [planes[0].reshape(layout.height, layout.width, -1)]
 
 
 def _weights(centres: NDArray[np.float64], support: float, size: int) -> NDArray[np.float64]:

@@ -25,12 +25,13 @@ _OPTIONS = ("--std=c++14", "--fmad=true")
 
 
 def kernel_image(folder: Path, source: Path, here: Here, *, load: Callable[[str], Any] = ctypes.CDLL) -> bytes:
-    """The compiled kernels of a source file for this device: kept in `folder`, by the source, the GPU and the driver.
+    """The compiled kernels of a source file for this device: kept in `folder`, by the source, how it is compiled, the
+    GPU and the driver.
 
     Raises EngineError: see compile_kernels.
     """
     text = source.read_text("utf-8")
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\0".join((text, *_OPTIONS)).encode()).hexdigest()[:16]
     kept = folder / f"{source.stem}-{digest}-{here.compute_capability}-{here.driver}.cubin"
     try:
         known, _, image = kept.read_bytes().partition(b"\n")

@@ -164,7 +164,7 @@ def _read_input(data: memoryview) -> Input:
     for number, value in _fields(_part(tensor[_TENSOR_TYPE_SHAPE])):
         if number == _SHAPE_DIM:
             dim = dict(_fields(_part(value)))
-            size = _integer(dim.get(_DIM_VALUE, 0))
+            size = _signed(_integer(dim.get(_DIM_VALUE, 0)))  # some exporters write -1 for a free axis
             shape.append(size if size > 0 else _text(dim.get(_DIM_NAME)))
     return Input(name, kind, tuple(shape))
 
@@ -220,6 +220,11 @@ def _integer(value: int | memoryview | None) -> int:
     if not isinstance(value, int):
         raise ValueError("bytes where a number belongs")
     return value
+
+
+def _signed(value: int) -> int:
+    """An int64, which the wire has as its two's complement."""
+    return value - (1 << 64) if value >> 63 else value
 
 
 def _text(value: int | memoryview | None) -> str:

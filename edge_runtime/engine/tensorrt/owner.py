@@ -29,6 +29,9 @@ _LOOK_SHARE = 0.02
 _LOOK_MIN_S, _LOOK_MAX_S = 50e-6, 1e-3
 _UP_SHARE, _UP_MOST, _DOWN = 0.2, 1.1, 0.95
 
+_START_S = 5.0
+"""How long the thread may take to end where its start was given up."""
+
 _buried: list[object] = []
 """What is never destroyed."""
 
@@ -119,6 +122,15 @@ class _Call(Generic[T]):
         return self._result
 
 
+def _not_started(error: CudaFatal) -> EngineError:
+    return EngineError(
+        f"the GPU cannot be used: {error.message}",
+        code="cuda_failed",
+        where="GPU",
+        remedy="see what the kernel says of the GPU (dmesg); a restart of the daemon tries again",
+    )
+
+
 def _unexpected(error: Exception) -> EngineError:
     return EngineError(f"the GPU's thread met something unexpected: {error!r}", where="GPU", remedy="see the log")
 
@@ -138,8 +150,10 @@ def without_frames(error: E) -> E:
 class GpuOwner:
     """Owns the GPU of this process, through a door that is passed in and not started.
 
-    `on_fatal` is called once, on the thread "gpu", when a sticky error has ended all work on the GPU: the process has
-    to end. From then on everything raises CudaFatal. `fatals` counts them (0 or 1), for reports.
+    `on_fatal` is called once, on the thread "gpu", when a sticky error has ended all work on the GPU, or a fault has
+    ended the thread: the process has to end. After a sticky error everything raises CudaFatal. `fatals` counts them (0
+    or 1), for reports. A GPU that fails at its very start is none of that: whoever starts it hears of it, and can do
+    without.
     """
 
     def __init__(
@@ -153,7 +167,7 @@ class GpuOwner:
         self.fatals = 0
         self._on_fatal = on_fatal
         self._clock = clock
-        self._threads = ThreadGroup()
+        self._threads = ThreadGroup(self._broke)
         # safe to put into from a garbage collection, which a Condition is not
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Refused | None] | None] = queue.SimpleQueue()
         # Locked: nothing came since the last look. SimpleQueue.get itself may not be given a time-out: where that runs
@@ -172,8 +186,8 @@ class GpuOwner:
         self._thread = self._threads.spawn("gpu", lambda: self._run(started))
         try:
             started.wait()
-        except BaseException:
-            self._thread.join()
+        except BaseException:  # also an interrupt: then the thread may run, or hang in the driver
+            self.stop(_START_S)
             raise
 
     @property
@@ -222,7 +236,8 @@ class GpuOwner:
         self._watched = [known for known in self._watched if known is not watch]
 
     def adopt(self, living: Closable) -> None:
-        """Close it before the door is closed, unless it is disowned before. On the thread "gpu"."""
+        """Close it before the door is closed, unless it is disowned before; what was adopted last is closed first. On
+        the thread "gpu"."""
         self._living.append(living)
 
     def disown(self, living: Closable) -> None:
@@ -246,8 +261,8 @@ class GpuOwner:
         try:
             started.run()
         except CudaFatal as error:
-            self._die(error)
-            started.refuse(self._again())
+            self._fatal = without_frames(error)
+            started.refuse(_not_started(error))
         try:
             if started.succeeded:
                 self._loop()
@@ -282,6 +297,8 @@ class GpuOwner:
         if self._fatal is not None:
             if refused is not None:
                 refused(self._again())
+            else:
+                self.bury(job)  # what it would free
             return
         try:
             job()
@@ -334,12 +351,17 @@ class GpuOwner:
         except Exception:
             log.exception("what was to be done after a sticky error failed")
 
+    def _broke(self, _: str, error: BaseException) -> None:
+        """The thread has ended by a fault of ours: nobody would notice."""
+        if self._fatal is None and self._on_fatal is not None:
+            self._on_fatal(f"the GPU's thread has ended by itself: {error!r}")
+
     def _again(self) -> CudaFatal:
         assert self._fatal is not None
         return CudaFatal(self._fatal.call, self._fatal.number, self._fatal.text)
 
     def _shut(self) -> None:
-        for living in list(self._living):
+        for living in reversed(list(self._living)):
             self._close(living)
         while self._drain_one():  # memory that was let go of meanwhile
             pass
@@ -388,3 +410,5 @@ class GpuOwner:
                 return
             if task is not None and task[1] is not None:
                 task[1](self._refusal())
+            elif task is not None:  # what it would free has lost its thread, and may not be destroyed on this one
+                self.bury(task[0])

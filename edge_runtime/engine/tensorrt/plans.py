@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.durable import REAL, Files, SaveFile, remove_tree
+from edge_runtime.durable import REAL, Files, SaveFile
 from edge_runtime.engine.store import RESERVE_BYTES
 from edge_runtime.engine.store_disk import StoreDisk
 from edge_runtime.engine.tensorrt.plan import PlanKey, Sidecar, parse_sidecar, read_sidecar, sidecar_path, verify
@@ -34,6 +34,8 @@ _TIMING = "timing"
 FRESH_S = 24 * 3600.0
 """A plan that was built by hand waits so long for a daemon that wants it."""
 _LOCK_LOOK_S = 0.5
+_MOST_S, _MOST_BYTES = 24 * 3600.0, 2**40
+"""No build took so much: who says so is damaged, and must not decide what the next one may have."""
 _SOFT = ("driver", "L4T", "batches of")
 """What may be different in a plan that still runs; it is built anew all the same."""
 
@@ -144,8 +146,8 @@ class PlanStore:
             return None, None
         _, seconds, peak = max(found, key=lambda each: each[0])
         return (
-            float(seconds) if isinstance(seconds, (int, float)) else None,
-            peak if isinstance(peak, int) else None,
+            float(seconds) if isinstance(seconds, (int, float)) and 0 < seconds < _MOST_S else None,
+            peak if isinstance(peak, int) and 0 < peak < _MOST_BYTES else None,
         )
 
     def timing_cache(self, here: Here) -> Path:
@@ -185,7 +187,7 @@ class PlanStore:
             self._make_root()
             descriptor = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
-            while not _locked(descriptor):
+            while not self._locked(descriptor):
                 if cancel is not None and cancel.is_set():
                     raise EngineError("it was cancelled", code="cancelled", where=str(self.root), retryable=True)
                 if not wait:
@@ -221,8 +223,8 @@ class PlanStore:
         path = aside / PLAN
         sidecar = read_sidecar(path)
         verify(path.read_bytes(), sidecar, key.here, str(path))
-        if wrong := _changes(sidecar, key):
-            message = f"the plan is not the one that was asked for: {'; '.join(map(str, wrong))}"
+        if wrong := _differences(sidecar, key):
+            message = f"the plan is not the one that was asked for: {wrong}"
             raise EngineError(message, code="plan_mismatch", where=str(path), remedy="build it again")
         place = self.root / key.digest
         with self._disk.changing():
@@ -234,8 +236,8 @@ class PlanStore:
         """Take in a plan that was built elsewhere for a device just like this one; `check` proves its file first, and
         may raise. Raises as `place`."""
         wanted = parse_sidecar(sidecar, "the plan's sidecar")
-        if wrong := _changes(wanted, key):
-            message = f"the plan does not fit exactly: {'; '.join(map(str, wrong))}"
+        if wrong := _differences(wanted, key):
+            message = f"the plan does not fit exactly: {wrong}"
             raise EngineError(message, code="plan_mismatch", where="the plan's sidecar", remedy="build it here")
         verify(plan, wanted, key.here, "the plan")
         with self.aside() as folder:
@@ -277,21 +279,25 @@ class PlanStore:
             if aside:
                 self._disk.files.sync_folder(self.root)
             for each in aside:
-                remove_tree(each, files=self._disk.files)
+                self._disk.drop(each)
             versions = {plan.sidecar.tensorrt for plan, _ in plans if plan.key in kept & readable}
             self._drop_caches(versions)
         return tuple(each.name for each in gone)
 
     def sweep(self) -> tuple[str, ...]:
-        """Remove what a killed build left; returns its names. Nothing while somebody builds. For the start."""
+        """Remove what a killed build left; returns its names. Nothing while somebody builds. For the start.
+
+        What cannot be removed is logged, and waits for the next start.
+        """
         if not self.root.is_dir():
             return ()
         try:
             with self.building(), self._disk.changing():
-                left = self._disk.leftovers()
+                timing = self.root / _TIMING
+                left = [*self._disk.leftovers(), *(timing.glob(".*") if timing.is_dir() else ())]
                 for each in left:
-                    remove_tree(each, files=self._disk.files)
-                return tuple(each.name for each in left)
+                    self._disk.drop(each)  # one that cannot be removed keeps none of the others
+                return tuple(each.name for each in left if not os.path.lexists(each))
         except EngineError as error:
             if error.code != "busy":
                 raise
@@ -305,19 +311,19 @@ class PlanStore:
             if each.name.rpartition("-")[0] not in versions:
                 self._disk.files.unlink(each)
 
+    def _locked(self, descriptor: int) -> bool:
+        with self._disk.changing():
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
     def _make_root(self) -> None:
         if not self.root.is_dir():
             with contextlib.suppress(FileExistsError):
                 self._disk.files.mkdir(self.root, 0o755)
             self._disk.files.sync_folder(self.root.parent)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _size(sidecar: Sidecar) -> tuple[int, int]:
@@ -346,6 +352,13 @@ def _changes(sidecar: Sidecar, key: PlanKey) -> tuple[Change, ...]:
     if not any_core and sidecar.dla_core != key.options["dla_core"]:
         found.append(Change("DLA core", _core(sidecar.dla_core), _core(key.options["dla_core"])))
     return tuple(found)
+
+
+def _differences(sidecar: Sidecar, key: PlanKey) -> str:
+    """Why a plan cannot have this key, in words; empty where it can."""
+    if sidecar.onnx_sha256 != key.onnx_sha256 or _size(sidecar) != key.size:
+        return "it is of another model, or for another size of picture"
+    return "; ".join(map(str, _changes(sidecar, key)))
 
 
 def _batches(sizes: tuple[int, ...]) -> str:

@@ -45,7 +45,10 @@ def require_driver(load: Callable[[str], Any] = ctypes.CDLL) -> None:
 
     Raises EngineError (code "no_gpu_driver").
     """
-    remedy = 'TensorRT runs on a Jetson or another NVIDIA GPU only; elsewhere use backend = "onnxruntime"'
+    remedy = (
+        "on a Jetson, look at this user's groups, and in a container at its runtime: docs/jetson.md; where there is no "
+        'NVIDIA GPU, use backend = "onnxruntime"'
+    )
     try:
         library: CudaLibrary = load(_LIBRARY)
         number = int(library.cuInit(0))

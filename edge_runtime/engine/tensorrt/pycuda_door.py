@@ -163,9 +163,9 @@ class PyCudaDoor(Door):
             self._hosts -= 1
             self._call("cuMemFreeHost", array.base.free)
 
-    def copy_in(self, to: int, source: HostMemory, nbytes: int, stream: Stream) -> None:
+    def copy_in(self, to: int, source: HostMemory, nbytes: int, stream: Stream, start: int = 0) -> None:
         native = self._native(stream)
-        self._call("cuMemcpyHtoDAsync", self._driver.memcpy_htod_async, to, source.first(nbytes), native)
+        self._call("cuMemcpyHtoDAsync", self._driver.memcpy_htod_async, to, source.part(start, nbytes), native)
 
     def copy_out(self, to: HostMemory, source: int, nbytes: int, stream: Stream) -> None:
         native = self._native(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -18,15 +19,17 @@ from edge_runtime.engine.manifest import Backend
 from edge_runtime.engine.protocol import EngineInfo, InputBuffer
 from edge_runtime.engine.tensorrt.api import TensorRt, TrtEngine, TrtRuntime
 from edge_runtime.engine.tensorrt.cuda import HostMemory, try_free
-from edge_runtime.engine.tensorrt.lane import GpuLane, Model
+from edge_runtime.engine.tensorrt.lane import GpuLane
+from edge_runtime.engine.tensorrt.letterbox import LetterboxKernel
 from edge_runtime.engine.tensorrt.log import capture
+from edge_runtime.engine.tensorrt.model import Model
 from edge_runtime.engine.tensorrt.owner import GpuOwner
+from edge_runtime.engine.tensorrt.pictures import PictureMemory, Pictures
 from edge_runtime.engine.tensorrt.plan import Sidecar, verify
 from edge_runtime.engine.tensorrt.probe import Here
 from edge_runtime.engine.tensorrt.tensors import (
     check_declared,
     check_input,
-    fill_grey,
     prove_outputs,
     read_batches,
     read_tensors,
@@ -34,10 +37,12 @@ from edge_runtime.engine.tensorrt.tensors import (
 from edge_runtime.errors import BundleError, EdgeError, EngineError
 from edge_runtime.records.spec import InputSpec
 from edge_runtime.vision.decode import build_decoder
+from edge_runtime.vision.pixels import fill_level
 
 log = logging.getLogger(__name__)
 
 BACKEND: Backend = "tensorrt"
+_GREY = 128.0
 _BUILD = "build it on this device: edge-runtime build BUNDLE"
 
 
@@ -58,7 +63,7 @@ class TensorRtLane:
         engine.require_open()
         if self._lane.running:
             raise EngineError("a lane was given a second run before the first was collected", code="engine_state")
-        host = engine.host_of(buffer)
+        host, pictures = engine.memory_of(buffer)
         places = buffer.array.shape[0]
         if not 1 <= count <= places or count not in engine.allowed_batches:
             raise EngineError(
@@ -66,7 +71,7 @@ class TensorRtLane:
                 f"{', '.join(map(str, engine.allowed_batches))}",
                 code="batch",
             )
-        self._lane.submit(host, buffer.array, count)
+        self._lane.submit(host, buffer.array, count, () if pictures is None else pictures.begin_run(count))
 
     def collect(self) -> Mapping[str, NDArray[Any]]:
         """Wait for the run: output name -> [count, ...], the lane's own arrays, valid until its next run.
@@ -83,10 +88,20 @@ class TensorRtEngine:
     """A plan, deserialised; made by `load_plan`. Lanes may run concurrently, each on a thread of its own.
 
     `remarks`: what changed since the plan was built, though it still runs. `timings_s`: how long its load took, by
-    step; while "deserialize" lasted, TensorRT up to 10.10 let no other Python thread run.
+    step; while "deserialize" lasted, TensorRT up to 10.10 let no other Python thread run. `kernel` scales pictures that
+    are larger than the input, None where the CPU does.
     """
 
-    def __init__(self, owner: GpuOwner, trt: TensorRt, where: str, *, prefer_mapped: bool, graphs: bool) -> None:
+    def __init__(
+        self,
+        owner: GpuOwner,
+        trt: TensorRt,
+        where: str,
+        *,
+        prefer_mapped: bool,
+        graphs: bool,
+        kernel: LetterboxKernel | None = None,
+    ) -> None:
         self.where = where
         self.remarks: tuple[str, ...] = ()
         self.timings_s: dict[str, float] = {}
@@ -95,6 +110,8 @@ class TensorRtEngine:
         self._logger, self._lines = capture(trt)
         self._prefer_mapped = prefer_mapped
         self._graphs = graphs
+        self._kernel = kernel
+        self._picture_memory: PictureMemory | None = None
         self._mapped = False
         self._runtime: TrtRuntime | None = None
         self._engine: TrtEngine | None = None
@@ -103,7 +120,7 @@ class TensorRtEngine:
         self._spec: InputSpec | None = None
         self._lanes: list[GpuLane] = []
         self._idle: deque[GpuLane] = deque()
-        self._hosts: dict[int, tuple[HostMemory, NDArray[Any]]] = {}
+        self._memory: dict[int, tuple[HostMemory, NDArray[Any], Pictures | None]] = {}
         self._buffers = 0
         self._places = 1
         self._lock = threading.Lock()
@@ -165,34 +182,43 @@ class TensorRtEngine:
         nbytes = tensor.nbytes(shape)
         host = self._owner.call(lambda: self._owner.cuda.host(nbytes, self._mapped))
         array = host.array.view(tensor.dtype).reshape(shape)
+        pictures = None
+        if self._picture_memory is not None:
+            pictures = Pictures(self._picture_memory, self._spec, max_batch)
         with self._lock:
             index = self._buffers
             self._buffers += 1
             self._places = max(self._places, max_batch)
-            self._hosts[index] = (host, array)
-        return InputBuffer(index, array)
+            self._memory[index] = (host, array, pictures)
+        return InputBuffer(index, array, pictures)
 
-    def host_of(self, buffer: InputBuffer) -> HostMemory:
-        """The memory of a buffer. Raises EngineError (code "buffer") where it is not this engine's, or was released."""
-        known = self._hosts.get(buffer.index)
+    def memory_of(self, buffer: InputBuffer) -> tuple[HostMemory, Pictures | None]:
+        """The memory of a buffer, and the pictures beside it.
+
+        Raises EngineError (code "buffer") where it is not this engine's, or was released.
+        """
+        known = self._memory.get(buffer.index)
         if known is None or known[1] is not buffer.array:
             array = buffer.array
             message = f"a buffer of {array.dtype} {list(array.shape)} is not one of this engine's"
             raise EngineError(message, code="buffer")
-        return known[0]
+        return known[0], known[2]
 
     def release(self, buffer: InputBuffer) -> None:
         """Give a buffer back, also after `close`: its memory is freed when the last array that views it is gone.
 
-        The buffer's own array is empty from then on. Raises EngineError (code "buffer"): see host_of.
+        The buffer's own array is empty from then on. Raises EngineError (code "buffer"): see memory_of.
         """
-        host = self.host_of(buffer)
+        host, pictures = self.memory_of(buffer)
         with self._lock:
-            del self._hosts[buffer.index]
+            del self._memory[buffer.index]
         owner = self._owner
         buffer.array = np.zeros((0, *buffer.array.shape[1:]), buffer.array.dtype)
-        host.let_go(lambda: owner.post(lambda: try_free(owner.cuda.free_host, host)))
-        if not owner.is_dead() and not owner.ended:
+        buffer.pictures = None
+        if pictures is not None:
+            pictures.release()
+        self._let_go(host)
+        with contextlib.suppress(EngineError):  # the owner ends, or has: then no lane remembers anything
             owner.call(lambda: self._forget_buffer(host))
 
     def close(self) -> None:
@@ -201,9 +227,22 @@ class TensorRtEngine:
         Buffers that were not released stay: whoever writes into one may still do so.
         """
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+            again, self._closed = self._closed, True
+        if again and not self._owner.on_thread:  # an owner that ends may be faster than who was closing this
+            return
+        try:
+            self._end()
+        finally:
+            # Of a stuck writer's, which nobody will release: freed when it lets go, never under it by a collection.
+            for host, _, _ in list(self._memory.values()):
+                self._let_go(host)
+
+    def _let_go(self, host: HostMemory) -> None:
+        owner = self._owner
+        with self._lock:  # a late release and the close may meet
+            host.let_go(lambda: owner.post(lambda: try_free(owner.cuda.free_host, host)))
+
+    def _end(self) -> None:
         if self._owner.ended:
             return  # it closed this engine before it ended, or nothing of it was ever made
         if self._owner.is_dead():
@@ -213,6 +252,8 @@ class TensorRtEngine:
             self._owner.call(self._close)
         except EngineError as error:
             if not self._owner.is_dead():
+                if self._runtime is None:  # it was closed by the owner, which ended meanwhile
+                    return
                 raise
             log.warning("%s: it could not be closed any more: %s", self.where, str(error))
             self._bury()
@@ -226,6 +267,7 @@ class TensorRtEngine:
         started = time.perf_counter()
         if not trt.init_libnvinfer_plugins(self._logger, ""):
             raise self._refused("TensorRT's own plugins cannot be loaded", mark, "tensorrt_failed")
+        self._owner.adopt(self)
         try:
             self._runtime = trt.Runtime(self._logger)
         except TypeError as error:  # without a driver the factory returns nothing
@@ -247,17 +289,20 @@ class TensorRtEngine:
         cuda = self._owner.cuda
         self._mapped = self._prefer_mapped and cuda.integrated()
         self._spec = spec
+        if self._kernel is not None:
+            self._picture_memory = PictureMemory(self._owner, self.where, mapped=self._mapped)
         self._model = Model(
             trt=trt,
             owner=self._owner,
             lines=self._lines,
             tensors=tensors,
             batches=batches,
+            spec=spec,
             where=self.where,
             graphs=self._graphs and cuda.graphs and sidecar.dla_core is None,
             places=lambda: self._places,
+            kernel=self._kernel,
         )
-        self._owner.adopt(self)
 
     def _make_lane(self) -> GpuLane:
         self.require_open()
@@ -316,7 +361,7 @@ class TensorRtEngine:
         lane = self.open_lane()
         buffer = self.allocate(batch)
         try:
-            fill_grey(buffer.array, spec)
+            fill_level(buffer.array, spec, _GREY)
             lane.submit(buffer, batch)
             shapes = prove_outputs(lane.collect(), batch, self.where)
         finally:
@@ -351,13 +396,15 @@ def load_plan(
     where: str,
     prefer_mapped: bool = False,
     graphs: bool = True,
+    kernel: LetterboxKernel | None = None,
     opened: Callable[[], None] = lambda: None,
 ) -> TensorRtEngine:
     """Load a plan of a verified bundle's variant and warm it up: one run proves its shapes and its layout.
 
     `plan` is the file's content, `where` its name in messages; `here` is what probe.look said. `prefer_mapped`: let an
-    integrated GPU read input buffers in place. `graphs`: capture CUDA graphs where it can be done. `opened` is called
-    between loading and warming up. Not to be called on the thread "gpu".
+    integrated GPU read input buffers in place. `graphs`: capture CUDA graphs where it can be done. `kernel`: let it
+    scale pictures that are larger than the input. `opened` is called between loading and warming up. Not to be called
+    on the thread "gpu".
 
     Raises EngineError: "plan_mismatch", "plan_damaged", "plan_invalid" before anything is deserialised; "plan_refused"
     with TensorRT's own words; "gpu_memory", "gpu_fatal", "inference_failed" and others. BundleError where the engine
@@ -371,7 +418,7 @@ def load_plan(
         raise EngineError(message, code="plan_mismatch", where=where, remedy=_BUILD)
     stripped, remarks = verify(plan, sidecar, here, where)
     spec = bundle.input_spec(table.name)
-    engine = TensorRtEngine(owner, trt, where, prefer_mapped=prefer_mapped, graphs=graphs)
+    engine = TensorRtEngine(owner, trt, where, prefer_mapped=prefer_mapped, graphs=graphs, kernel=kernel)
     try:
         owner.call(lambda: engine.open(stripped, sidecar, spec))
         opened()

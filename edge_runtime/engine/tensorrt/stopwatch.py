@@ -55,10 +55,10 @@ class Stopwatch:
         spans = [self._door.elapsed_ms(self._events[each], self._events[each + 1]) for each in range(_MARKS - 1)]
         return Shares(spans[0], (self._launched_s - self._enqueued_s) * 1e3, spans[1], spans[2])
 
-    def copy_in(self, to: int, source: HostMemory, nbytes: int, stream: Stream) -> None:
+    def copy_in(self, to: int, source: HostMemory, nbytes: int, stream: Stream, start: int = 0) -> None:
         self._marks = 0
         self._mark(0, stream)
-        self._door.copy_in(to, source, nbytes, stream)
+        self._door.copy_in(to, source, nbytes, stream, start)
         self._mark(1, stream)
         self._enqueued_s = time.perf_counter()
 

@@ -146,15 +146,6 @@ def read_batches(engine: TrtEngine, tensor: Tensor, spec: InputSpec, declared: t
     return Batches(declared, declared[-1], bool(free))
 
 
-def fill_grey(array: NDArray[Any], spec: InputSpec) -> None:
-    """Make every picture of an input [n, ...] a mid-grey one, as preprocessing would give it."""
-    if array.dtype.kind != "f":
-        array.fill(128)
-        return
-    levels = (128.0 * spec.scale - np.asarray(spec.mean, np.float64)) / np.asarray(spec.std, np.float64)
-    array[:] = levels.astype(array.dtype)[None, :, None, None]
-
-
 def prove_outputs(outputs: Mapping[str, NDArray[Any]], batch: int, where: str) -> dict[str, tuple[int, ...]]:
     """Each output's shape for a batch of one, from the answers to `batch` grey pictures.
 

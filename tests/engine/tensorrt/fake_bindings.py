@@ -265,7 +265,8 @@ def make_driver(machine: Machine) -> Any:
         def run(name: str) -> None:
             values = [kind(value).value or 0 for value, kind in zip(*kernelParams, strict=True)]
             grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
-            machine.run_kernel(functions[int(f)], grid, block, values, machine.find_stream(name, int(hStream)))
+            stream = machine.find_stream(name, int(hStream))
+            machine.run_kernel(int(f), functions[int(f)], grid, block, values, stream)
 
         return call("cuLaunchKernel", run, values=0)
 

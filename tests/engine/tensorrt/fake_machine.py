@@ -418,9 +418,23 @@ class Machine:
         if self._kernels.pop(module, None) is None:
             self.violated("a module was unloaded twice")
 
-    def run_kernel(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], values: Any, stream: Stream) -> None:
-        run = self.kernels[name]
-        self.put(stream, "kernel", lambda: run(self, values, grid, block))
+    def run_kernel(
+        self,
+        module: int,
+        name: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        values: Sequence[Any],
+        stream: Stream,
+    ) -> None:
+        kernel = self.kernels[name]
+
+        def run() -> None:
+            if self._kernels.get(module) != name:
+                raise self._illegal(f"the kernel {name} runs, and its module was unloaded")
+            kernel(self, values, grid, block)
+
+        self.put(stream, "kernel", run)
 
     def raise_sticky(self, call: str) -> None:
         if self.sticky:

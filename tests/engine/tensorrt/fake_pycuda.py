@@ -310,7 +310,7 @@ def make_pycuda(machine: Machine) -> Any:
         def prepared_async_call(self, grid: Any, block: Any, stream: Stream, *args: Any, **kwargs: Any) -> None:
             values = struct.unpack(self._format, struct.pack(self._format, *args))
             with guarded("cuLaunchKernel") as call:
-                machine.run_kernel(self._name, grid, block, values, lane_of(call, stream))
+                machine.run_kernel(self._module._handle, self._name, grid, block, values, lane_of(call, stream))
 
     class Module:
         __slots__ = ("_handle",)

@@ -71,9 +71,12 @@ def run(values: Sequence[int | float], grid: tuple[int, int], block: tuple[int, 
 def on_machine(machine: Machine, values: Sequence[Any], grid: tuple[int, ...], block: tuple[int, ...]) -> None:
     """A launch on a fake machine, with addresses in its memory: what it reads and writes has to lie in it."""
     given = list(values)
+    assert len(given) == len(KINDS)
     pitch, chroma_pitch, kind, height, place_kind = given[1], given[3], given[4], given[6], given[8]
+    step, chroma_next = given[-4], given[-3]
     place_bytes = given[9] * given[10] * {0: 12, 1: 3, 2: 4}[place_kind]
-    sizes = {0: pitch * height, 2: chroma_pitch * -(-height // 2) if kind == 2 else 0, 7: place_bytes}
+    chroma_bytes = chroma_pitch * -(-height // 2) + (chroma_next if step == 1 else 0)
+    sizes = {0: pitch * height, 2: chroma_bytes if kind == 2 else 0, 7: place_bytes}
     for index, nbytes in sizes.items():
         if nbytes:
             given[index] = machine.memory(given[index], nbytes, what="the kernel").ctypes.data

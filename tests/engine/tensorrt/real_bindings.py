@@ -19,8 +19,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-VERSIONS = {"10.3.0": 10, "11.4.0.106": 11}
-"""TensorRT's, and the number in the names of its libraries: the oldest and the newest that the product is for."""
+VERSIONS = ("10.3.0", "11.4.0.106")
+"""TensorRT's: the oldest and the newest that the product is for."""
+BETWEEN = ("10.13.3.9", "10.16.1.11")
+"""Those of JetPack 7.0 and 7.2."""
 CUDA_BINDINGS = {(3, 10): "12.9.4", (3, 11): "13.5.0", (3, 12): "13.5.0"}
 PATHFINDER = "1.4.3"
 NVRTC = "12.6.85"
@@ -91,7 +93,11 @@ for name in dir(driver):
     elif callable(value) and name.startswith("cu"):
         functions[name] = list(inspect.signature(value).parameters)
 compiler = [name for name in dir(nvrtc) if name.startswith("nvrtc") and callable(getattr(nvrtc, name))]
+# A sticky error's own words: "To continue using CUDA, the process must be terminated and relaunched."
+told = {each: " ".join((getattr(driver.CUresult, each).__doc__ or "").split()) for each in driver.CUresult.__members__}
+sticky = [int(getattr(driver.CUresult, each)) for each, words in told.items() if "must be terminated" in words]
 found = {"functions": functions, "enums": enums, "classes": classes, "constants": constants, "nvrtc": compiler}
+found["sticky"] = sticky
 json.dump(found, sys.stdout)
 """
 
@@ -114,16 +120,29 @@ def tensorrt(version: str) -> dict[str, Any]:
     """Every public class, member and signature of TensorRT's bindings. Raises Unavailable."""
     folder = _unpacked("tensorrt-cu12-bindings", version)
     for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser"):
-        _compile(folder / f"lib{name}.so.{VERSIONS[version]}")
+        _compile(folder / f"lib{name}.so.{version.partition('.')[0]}")
     return _dump(folder, _DUMP_TENSORRT, [folder])
 
 
 def cuda_driver() -> dict[str, Any]:
     """The functions, enumerations and classes of `cuda.bindings.driver`. Raises Unavailable."""
-    folder = _unpacked("cuda-bindings", CUDA_BINDINGS[sys.version_info[:2]])
-    other = _unpacked("cuda-pathfinder", PATHFINDER)
-    # Both are parts of the one package `cuda`, which has no __init__.
-    return _dump(folder, _DUMP_CUDA, [folder, other])
+    paths = cuda_paths()
+    return _dump(paths[0], _DUMP_CUDA, paths)
+
+
+def cuda_paths() -> list[Path]:
+    """The folders of `cuda.bindings`: parts of the one package `cuda`, which has no __init__. Raises Unavailable."""
+    bindings = _unpacked("cuda-bindings", CUDA_BINDINGS[sys.version_info[:2]])
+    return [bindings, _unpacked("cuda-pathfinder", PATHFINDER)]
+
+
+def stub_driver() -> Path:
+    """The folder of a driver's library made of stub_driver.c. Raises Unavailable."""
+    source = Path(__file__).with_name("stub_driver.c").read_text()
+    folder = cache() / f"driver-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    _compile(folder / "libcuda.so.1", source)
+    return folder
 
 
 def nvrtc() -> Any:
@@ -183,7 +202,7 @@ def _unpacked(package: str, version: str) -> Path:
     return folder
 
 
-def _compile(library: Path) -> None:
+def _compile(library: Path, source: str = STUB) -> None:
     if library.is_file():
         return
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -192,7 +211,7 @@ def _compile(library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as place:
         fresh = Path(place) / library.name
         command = [compiler, "-shared", "-fPIC", "-x", "c", f"-Wl,-soname,{library.name}", "-o", str(fresh), "-"]
-        answer = subprocess.run(command, input=STUB, capture_output=True, text=True, timeout=100)
+        answer = subprocess.run(command, input=source, capture_output=True, text=True, timeout=100)
         if answer.returncode:
             raise Unavailable(f"{library.name} cannot be compiled: {answer.stderr.strip()[-400:]}")
         fresh.replace(library)

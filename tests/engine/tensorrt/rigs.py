@@ -15,14 +15,18 @@ from edge_runtime.engine.bundle import Bundle, load_bundle
 from edge_runtime.engine.protocol import Engine
 from edge_runtime.engine.tensorrt.bindings_door import CudaBindingsDoor
 from edge_runtime.engine.tensorrt.cuda import Cuda
+from edge_runtime.engine.tensorrt.letterbox import NAME
 from edge_runtime.engine.tensorrt.owner import GpuOwner
 from edge_runtime.engine.tensorrt.plan import PlanTensor, Sidecar, describe
 from edge_runtime.engine.tensorrt.probe import Here, look
 from edge_runtime.engine.tensorrt.pycuda_door import PyCudaDoor
 from edge_runtime.engine.tensorrt.runtime import load_plan
+from edge_runtime.engine.tensorrt.scaler import Scaler
 from tests.engine.graphs import write_bundle
+from tests.engine.tensorrt import kernel_cpu
 from tests.engine.tensorrt.fake_bindings import make_driver
 from tests.engine.tensorrt.fake_machine import Machine
+from tests.engine.tensorrt.fake_nvrtc import FakeNvrtc
 from tests.engine.tensorrt.fake_plan import make_plan
 from tests.engine.tensorrt.fake_pycuda import make_pycuda
 from tests.engine.tensorrt.fake_tensorrt import make_tensorrt
@@ -66,6 +70,9 @@ class Rig:
     trt: Any = None
     here: Here | None = None
     loaded: int = 0
+    scales: bool = False
+    """Whether the kernel for whole pictures is there."""
+    scaler: Scaler | None = None
 
     @property
     def is_tensorrt(self) -> bool:
@@ -84,6 +91,9 @@ class Rig:
             self.owner = GpuOwner(door, self.fatal.append)
             self.owner.start()
             self.here = self.owner.call(lambda: look(self.trt, door, self.root))
+            if self.scales:
+                self.machine.kernels.setdefault(NAME, kernel_cpu.on_machine)
+                self.scaler = Scaler(self.owner, self.here, self.root / "kernels", load=lambda _: FakeNvrtc())
 
     def stop(self) -> None:
         """End it: nothing may be left."""
@@ -114,6 +124,7 @@ class Rig:
             plan, sidecar = changed(plan, sidecar)
         assert self.owner is not None
         assert self.here is not None
+        kernel = None if self.scaler is None else self.scaler.kernel_for(bundle.input_spec(name), "gpu", name)
         return load_plan(
             self.owner,
             self.trt,
@@ -125,6 +136,7 @@ class Rig:
             where=f"{name}.plan",
             prefer_mapped=self.kind.mapped,
             graphs=self.kind.graphs,
+            kernel=kernel,
         )
 
     def build(self, model: bytes, picture: tuple[int, ...], batches: Sequence[int]) -> tuple[bytes, Sidecar]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from onnx import TensorProto
 from edge_runtime.engine.bundle import load_bundle
 from edge_runtime.engine.protocol import Engine, InputBuffer, Lane
 from edge_runtime.errors import BundleError, EngineError
+from edge_runtime.prepare.fuse_graph import fuse_graph
+from edge_runtime.records.spec import InputSpec, Pixel
+from edge_runtime.vision.pixels import normalised
 from tests.conftest import ROOT
 from tests.engine.graphs import CLASSES, SIDE, classifier, data_dependent, graph, nan_classifier, node
 from tests.engine.tensorrt.rigs import KINDS, TENSORRT, USUAL, Kind, Rig, fill
@@ -396,6 +400,43 @@ def test_answers_are_those_of_onnx_runtime(rig: Rig) -> None:
     assert set(results[0]) == set(results[1])
     for name, value in results[0].items():
         np.testing.assert_allclose(results[1][name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pixel", ["bgr24", "rgba", "nv12"])
+def test_bytes_of_a_picture(rig: Rig, pixel: Pixel) -> None:
+    """Variants with preprocessing in the graph: batches of all sizes, with rubbish in the places behind."""
+    spec = InputSpec(SIDE, SIDE, resize="stretch", scale=0.5, mean=(1.0, 2.0, 3.0), std=(2.0, 1.0, 4.0), pixel=pixel)
+    table = {"scale": 0.5, "mean": [1.0, 2.0, 3.0], "std": [2.0, 1.0, 4.0]}
+    engine = rig.load(fuse_graph(classifier(), spec, "tiny"), input=table, variant={"pixel": pixel})
+    assert engine.info.input == spec
+    assert dict(engine.info.output_shapes) == {"y": (1, 3)}
+    lanes, buffers = [engine.open_lane(), engine.open_lane()], [engine.allocate(10), engine.allocate(10)]
+    for buffer in buffers:
+        assert buffer.array.shape == (10, *spec.shape)
+        assert buffer.array.dtype == np.uint8
+        assert not buffer.array.any()
+    for seed, count in enumerate([10, 2, 10, 1, 1, 1, 7]):
+        buffer, lane = buffers[seed % 2], lanes[seed % 3 % 2]
+        buffer.array[:] = np.random.default_rng(seed).integers(0, 256, buffer.array.shape, np.uint8)
+        wanted = [normalised(place, spec).mean(axis=(1, 2), dtype=np.float64) for place in buffer.array[:count]]
+        np.testing.assert_allclose(run(lane, buffer, count)["y"], wanted, rtol=1e-4, atol=1e-3)
+    for buffer in buffers:
+        engine.release(buffer)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("made", "declared", "words"),
+    [("nv12", "rgba", "4]"), ("rgba", "bgr24", "3]"), ("rgba", "float32", "FLOAT|float32")],
+)
+def test_bytes_of_another_kind_are_refused(rig: Rig, made: Pixel, declared: Pixel, words: str) -> None:
+    model = fuse_graph(classifier(), InputSpec(SIDE, SIDE, resize="stretch", pixel=made), "tiny")
+    with pytest.raises(BundleError) as caught:
+        rig.load(model, variant={"pixel": declared})
+    assert caught.value.code == "input_mismatch"
+    assert re.search(words, str(caught.value))
+    assert caught.value.remedy
+    del caught
 
 
 def reload(rig: Rig, times: int) -> None:

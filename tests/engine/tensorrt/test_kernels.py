@@ -15,6 +15,7 @@ from edge_runtime.engine.tensorrt.letterbox import NAME, SOURCE, LetterboxKernel
 from edge_runtime.engine.tensorrt.nvrtc import compile_kernels, kernel_image
 from edge_runtime.engine.tensorrt.probe import Here
 from edge_runtime.errors import EngineError
+from edge_runtime.records.frames import PictureLayout
 from edge_runtime.records.spec import InputSpec
 from tests.engine.tensorrt import kernel_cpu, real_bindings
 from tests.engine.tensorrt.fake_nvrtc import IMAGE, FakeNvrtc
@@ -72,7 +73,7 @@ def test_a_picture_goes_through_the_door(rig: Rig) -> None:
         found = rig.owner.call(lambda: letterboxed(cuda, picture, spec))
     except kernel_cpu.Unavailable as reason:
         pytest.skip(str(reason))
-    np.testing.assert_allclose(found, reference((picture,), "bgr24", spec, smooth=True), atol=2e-3)
+    np.testing.assert_allclose(found, reference(picture.reshape(-1), PictureLayout("bgr24", 161, 90), spec), atol=2e-3)
 
 
 def test_what_is_no_kernel_is_refused(rig: Rig) -> None:

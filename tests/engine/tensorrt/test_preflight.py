@@ -46,6 +46,15 @@ def refused(file: OnnxFile, spec: InputSpec = SPEC) -> RefusedError:
     return caught.value
 
 
+@pytest.mark.parametrize("size", [-1, 0])
+def test_a_free_axis_that_an_exporter_writes_as_a_number(size: int) -> None:
+    model = onnx.load_from_string(classifier())
+    dim = model.graph.input[0].type.tensor_type.shape.dim[0]
+    dim.Clear()
+    dim.dim_value = size
+    assert read(model.SerializeToString()).inputs[0].shape == ("", 3, SIDE, SIDE)
+
+
 def quantised() -> bytes:
     scale = {"scale": np.float32(0.1), "zero": numpy_helper.from_array(np.int8(0), "zero")}
     nodes = [

@@ -101,6 +101,14 @@ def test_nothing_is_deserialised_before_it_is_verified(rig: Rig, field: str, val
     assert "Runtime.deserialize_cuda_engine" not in rig.machine.calls
 
 
+def test_a_runtime_that_would_run_a_plans_own_code(rig: Rig) -> None:
+    rig.trt.Runtime.engine_host_code_allowed = True
+    with pytest.raises(EngineError, match="host code") as caught:
+        rig.load(classifier())
+    assert caught.value.code == "tensorrt_failed"
+    assert "Runtime.deserialize_cuda_engine" not in rig.machine.calls
+
+
 def test_a_sidecar_that_says_other_tensors(rig: Rig) -> None:
     def changed(plan: bytes, sidecar: Sidecar) -> tuple[bytes, Sidecar]:
         renamed = sidecar.tensors[0].model_copy(update={"name": "images"})

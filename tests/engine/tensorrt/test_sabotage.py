@@ -40,7 +40,7 @@ def drops_the_engine_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def copies_from_a_temporary(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HostMemory, "first", lambda host, nbytes: host.array[:nbytes].copy())
+    patch.setattr(HostMemory, "part", lambda host, start, nbytes: host.array[start : start + nbytes].copy())
 
 
 def looks_at_no_answer_of_a_run(patch: pytest.MonkeyPatch) -> None:
