@@ -598,7 +598,7 @@ def test_removing_a_camera_in_a_blocking_read_holds_up_nobody_for_long(make: Mak
     device = make(camera("gate"), camera("yard"))
     woken = threading.Event()
     try:
-        stuck = ScriptedCamera("stuck", (woken.wait(20) and 0 for _ in range(1)))
+        stuck = ScriptedCamera("stuck", (woken.wait(60) and 0 for _ in range(1)))
         device.pipeline.add_camera(stuck, ["m"])
         device.pipeline.remove_camera("stuck")
         start = time.monotonic()

@@ -214,6 +214,14 @@ def test_a_model_that_hangs(tmp_path: Path, when: bad_models.When, limits: dict[
     assert time.monotonic() - start < limits.get("within_s", 15.0) + 2.0
 
 
+def test_a_run_that_had_to_wait_for_the_processors_has_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_runtime.app.proof._cpu_s", lambda _: 0.0)
+    error = refusal(bad_models.hangs(tmp_path / "b", "always"), run_within_s=0.3)
+    assert error.code == "model_hangs"
+    assert "(running): 1.5 s (0.0 s of CPU), and it had 0.3 s for one run" in error.message
+    assert error.retryable
+
+
 @on_x86
 @pytest.mark.parametrize(
     ("when", "words"), [("loading", "while it was loaded"), full("bright", "while it ran the white picture")]
