@@ -201,8 +201,8 @@ def test_nan_for_golden_pictures() -> None:
     ("when", "limits", "words"),
     [
         ("loading", {"within_s": 2.5}, "while it was loaded: "),
-        ("always", {"run_within_s": 1.0}, "while it ran the grey picture that warms it up (running): 1.0 s ("),
-        ("bright", {"run_within_s": 1.0}, "while it ran the white picture (running): 1.0 s ("),
+        ("always", {"run_within_s": 1.0}, "while it ran the grey picture that warms it up (running): "),
+        ("bright", {"run_within_s": 1.0}, "while it ran the white picture (running): "),
     ],
 )
 def test_a_model_that_hangs(tmp_path: Path, when: bad_models.When, limits: dict[str, Any], words: str) -> None:
@@ -211,6 +211,8 @@ def test_a_model_that_hangs(tmp_path: Path, when: bad_models.When, limits: dict[
     assert type(error) is RefusedError
     assert error.code == "model_hangs"
     assert words in error.message
+    # of a limit of 1 s; busy processors may have made it longer
+    assert 1.0 <= float(error.message.partition(words)[2].partition(" s (")[0]) < 10.0
     assert time.monotonic() - start < limits.get("within_s", 15.0) + 2.0
 
 

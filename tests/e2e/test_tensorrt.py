@@ -20,7 +20,7 @@ from tests.e2e.daemon import VTEST, DaemonProcess, write_config
 from tests.engine.graphs import SIDE, classifier, write_bundle
 from tests.engine.tensorrt.fake_process import FakeDevice
 
-CAMERA = f'name = "gate"\nurl = "synthetic:?width={SIDE}&height={SIDE}&fps=30"'
+CAMERA = f'name = "gate"\nurl = "synthetic:?width={SIDE}&height={SIDE}&fps=5"'
 
 
 @pytest.fixture
