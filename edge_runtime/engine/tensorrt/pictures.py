@@ -64,6 +64,16 @@ class PictureMemory:
     def used_bytes(self) -> int:
         return self._used_bytes
 
+    def may_have(self, nbytes: int, instead_of: int) -> bool:
+        """Whether there would be room for one picture in place of one of `instead_of` bytes, as far as is known."""
+        with self._lock:
+            if self._lacking_bytes is not None and nbytes >= self._lacking_bytes:
+                return False
+            if self._used_bytes - instead_of + nbytes > self._most_bytes:
+                self._lack(f"they would take more than {self._most_bytes // MiB} MiB")
+                return False
+        return True
+
     def make(self, nbytes: int) -> HostMemory | None:
         """Memory for one picture; None where there is none, which is said once."""
         with self._lock:
@@ -106,6 +116,7 @@ class Pictures:
         self._waiting: list[Waiting | None] = [None] * places
         self._lock = threading.Lock()
         self._runs = 0
+        self._released = False
 
     def take(self, index: int, pixels: Pixels) -> Transform | None:
         """See PicturePlaces. Raises as WholePixels' methods do."""
@@ -124,7 +135,7 @@ class Pictures:
         pixels.copy_whole(view)
         with self._lock:
             # a writer that comes after its batch has run is too late: its picture is not for the next one
-            if runs == self._runs:
+            if runs == self._runs and not self._released:
                 self._waiting[index] = Waiting(index, layout, transform, host, view)
         return transform
 
@@ -142,8 +153,9 @@ class Pictures:
         return found
 
     def release(self) -> None:
-        """Give all memory back. Nobody may write into it any more."""
+        """Give all memory back: what is still written into, or run, is freed after that. Idempotent."""
         with self._lock:
+            self._released = True
             hosts, self._hosts = self._hosts, [None] * len(self._hosts)
             self._waiting = [None] * len(self._waiting)
         for host in hosts:
@@ -152,14 +164,25 @@ class Pictures:
 
     def _room(self, index: int, nbytes: int) -> HostMemory | None:
         """The place's memory, for a picture so large."""
-        host = self._hosts[index]
-        if host is not None and host.nbytes >= nbytes:
-            return host
+        with self._lock:
+            host = self._hosts[index]
+            if self._released or (host is not None and host.nbytes >= nbytes):
+                return None if self._released else host
+            if host is not None:
+                # one that comes to nothing costs the place nothing: else each smaller picture has to make it anew
+                if not self._memory.may_have(nbytes, host.nbytes):
+                    return None
+                self._hosts[index] = None
         if host is not None:  # first: two of them may not fit
-            self._hosts[index] = None
             self._memory.give_back(host)
-        host = self._hosts[index] = self._memory.make(nbytes)
-        return host
+        made = self._memory.make(nbytes)
+        with self._lock:
+            if not self._released:
+                self._hosts[index] = made
+                return made
+        if made is not None:  # a writer that is stuck while its engine is closed
+            self._memory.give_back(made)
+        return None
 
 
 def is_for_the_gpu(layout: PictureLayout, spec: InputSpec) -> bool:

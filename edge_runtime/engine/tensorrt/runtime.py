@@ -234,7 +234,9 @@ class TensorRtEngine:
             self._end()
         finally:
             # Of a stuck writer's, which nobody will release: freed when it lets go, never under it by a collection.
-            for host, _, _ in list(self._memory.values()):
+            for host, _, pictures in list(self._memory.values()):
+                if pictures is not None:
+                    pictures.release()
                 self._let_go(host)
 
     def _let_go(self, host: HostMemory) -> None:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from edge_runtime.camera.av_pixels import AvPixels, frame_of
 from edge_runtime.engine.protocol import Engine, InputBuffer, Lane
 from edge_runtime.engine.tensorrt import pictures as room
+from edge_runtime.engine.tensorrt.cuda import HostMemory
 from edge_runtime.engine.tensorrt.letterbox import NAME, SOURCE, reference
 from edge_runtime.engine.tensorrt.nvrtc import kernel_image
-from edge_runtime.engine.tensorrt.pictures import PictureMemory, expected_bytes
+from edge_runtime.engine.tensorrt.pictures import PictureMemory, Pictures, expected_bytes
 from edge_runtime.engine.tensorrt.scaler import Letterbox, Scaler
 from edge_runtime.errors import EdgeError, EngineError
 from edge_runtime.records.frames import PictureKind, PictureLayout
@@ -274,6 +275,71 @@ def test_a_buffer_given_back_while_its_pictures_are_scaled(rig: Rig) -> None:
         used.engine.close()
         del used
     rig.machine.check()
+
+
+def test_an_engine_that_is_closed_under_a_stuck_writer(rig: Rig) -> None:
+    """Nobody releases its buffer: the picture's memory stays while it is written into, and is freed then."""
+    assert rig.owner is not None
+    used, layout = Used(rig), PictureLayout("nv12", 90, 70)
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(AvPixels):
+        def copy_whole(self, target: NDArray[np.uint8]) -> None:
+            inside.set()
+            go_on.wait(10)
+            super().copy_whole(target)
+
+    assert used.take(0, decoded(layout))
+    writer = threading.Thread(target=used.take, args=(1, Slow(decoded(layout).frame)))
+    writer.start()
+    assert inside.wait(10)
+    used.engine.close()
+    rig.owner.call(lambda: None)
+    assert rig.machine.live()["host"] == 2  # the buffer, and the picture that is written
+    go_on.set()
+    writer.join(10)
+    rig.owner.call(lambda: None)
+    assert rig.machine.live()["host"] == 1
+    assert not used.take(0, decoded(layout))  # and nothing new is made for it
+    assert rig.machine.live()["host"] == 1
+    used.engine.release(used.buffer)  # late
+
+
+def test_memory_that_comes_when_its_buffer_is_gone_goes_back(pycuda: Rig) -> None:
+    assert pycuda.owner is not None
+
+    class Slow(PictureMemory):
+        def make(self, nbytes: int) -> HostMemory | None:
+            made = super().make(nbytes)
+            pictures.release()
+            return made
+
+    memory = Slow(pycuda.owner, "m", mapped=False)
+    pictures = Pictures(memory, InputSpec(SIDE, SIDE), 1)
+    assert pictures.take(0, decoded(PictureLayout("nv12", 90, 70))) is None
+    assert memory.used_bytes == 0
+
+
+def test_a_picture_for_which_there_is_no_room_costs_its_place_nothing(
+    pycuda: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cameras of two sizes that share places: the GPU's thread makes no memory for each of their frames."""
+    assert pycuda.owner is not None
+    small, large = PictureLayout("nv12", 90, 70), PictureLayout("nv12", 180, 140)
+    memory = PictureMemory(pycuda.owner, "m", mapped=False, most_bytes=2 * small.nbytes)
+    pictures = Pictures(memory, InputSpec(SIDE, SIDE), 2)
+    for index in range(2):
+        assert pictures.take(index, decoded(small)) is not None
+    calls = pycuda.machine.calls["cuMemHostAlloc"]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert pictures.take(0, decoded(large)) is None
+            assert pictures.take(0, decoded(small)) is not None
+    assert pycuda.machine.calls["cuMemHostAlloc"] == calls
+    assert len(caplog.records) == 1
+    pictures.release()
+    pictures.release()
+    assert memory.used_bytes == 0
 
 
 def test_without_memory_pictures_are_scaled_on_the_cpu(pycuda: Rig, caplog: pytest.LogCaptureFixture) -> None:
