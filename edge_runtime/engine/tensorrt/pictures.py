@@ -166,9 +166,11 @@ class Pictures:
         """The place's memory, for a picture so large."""
         with self._lock:
             host = self._hosts[index]
-            if self._released or (host is not None and host.nbytes >= nbytes):
-                return None if self._released else host
+            if self._released:
+                return None
             if host is not None:
+                if host.nbytes >= nbytes:
+                    return host
                 # one that comes to nothing costs the place nothing: else each smaller picture has to make it anew
                 if not self._memory.may_have(nbytes, host.nbytes):
                     return None
@@ -176,12 +178,15 @@ class Pictures:
         if host is not None:  # first: two of them may not fit
             self._memory.give_back(host)
         made = self._memory.make(nbytes)
+        return None if made is None else self._keep(index, made)
+
+    def _keep(self, index: int, made: HostMemory) -> HostMemory | None:
+        """The place has it from now on, unless all was given back meanwhile: by a close, under a stuck writer."""
         with self._lock:
             if not self._released:
                 self._hosts[index] = made
                 return made
-        if made is not None:  # a writer that is stuck while its engine is closed
-            self._memory.give_back(made)
+        self._memory.give_back(made)
         return None
 
 

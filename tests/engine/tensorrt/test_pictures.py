@@ -190,6 +190,16 @@ def test_a_run_takes_its_pictures(rig: Rig) -> None:
     used.end()
 
 
+def test_a_picture_behind_the_batch_is_not_scaled(pycuda: Rig) -> None:
+    used, layout = Used(pycuda), PictureLayout("rgba", 90, 70)
+    used.take(0, decoded(layout))
+    used.take(1, decoded(layout, 2))
+    launches = pycuda.machine.calls["cuLaunchKernel"]
+    close(used.run(1)[0], expected(layout, used.spec))
+    assert pycuda.machine.calls["cuLaunchKernel"] == launches + 1
+    used.end()
+
+
 def test_a_picture_that_hardware_has_scaled(pycuda: Rig) -> None:
     used, layout = Used(pycuda), PictureLayout("nv12", 96, 54)
     pixels = decoded(layout, shown=(1920, 1080))
