@@ -30,6 +30,8 @@ PLANTED = {
     "tuf beside its door": ("control/__init__.py", "from tuf.ngclient import Updater", "tuf"),
     "cryptography beside its door": ("web/__init__.py", "from cryptography import x509", "cryptography"),
     "onnx beside its door": ("engine/planted.py", "import onnx", "onnx, onnxslim"),
+    "matplotlib beside its door": ("engine/planted.py", "import matplotlib.figure", "jinja2, matplotlib"),
+    "jinja2 beside its door": ("web/__init__.py", "import jinja2", "jinja2, matplotlib"),
     "tomlkit beside its door": ("engine/planted.py", "import tomlkit", "tomlkit"),
     "cv2 beside its door": ("camera/planted.py", "import cv2", "cv2"),
     "xxhash beside its door": ("pipeline/planted.py", "import xxhash", "xxhash"),
@@ -39,7 +41,9 @@ OPTIONAL = [
     "amqtt",
     "cuda",
     "gi",
+    "jinja2",
     "jtop",
+    "matplotlib",
     "onnx",
     "onnxslim",
     "pycocotools",
@@ -52,8 +56,10 @@ OPTIONAL = [
 """Libraries that an extra or the device brings."""
 
 DOORS = [
+    "app.capturing",
     "app.evaluate",
     "app.halving",
+    "app.quantizing",
     "camera.gstreamer",
     "engine.tensorrt",
     "fleet",

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from edge_runtime.app.backing import Backing
@@ -52,6 +53,8 @@ from edge_runtime.config import Config
 from edge_runtime.control.commands import camera, ping, reload, set_budget, variant
 from edge_runtime.control.dispatcher import Dispatcher
 from edge_runtime.control.journal import JOURNAL_NAME, CommandJournal
+from edge_runtime.engine.onnxrt_cache import FOLDER as SESSIONS
+from edge_runtime.engine.onnxrt_cache import SessionCache
 from edge_runtime.engine.tensorrt.gpu import open_gpu
 from edge_runtime.engine.tensorrt.plans import PlanStore
 from edge_runtime.errors import EdgeError
@@ -165,7 +168,8 @@ class Daemon:
         self._gpu_faults = GpuFaults(config.device.store / FAULTS_NAME, self._clock)
         # a simulated module has no GPU but the simulated one
         gpu = None if self._machine.wrap is not None else lambda: open_gpu(self._gpu_died, kernels=kernels)
-        self.engines = Engines(maker, gpu)
+        sessions = SessionCache(config.device.store / SESSIONS)
+        self.engines = Engines(maker, gpu, sessions)
         self._builder = Builder(
             maker,
             self.engines.here,
@@ -179,7 +183,7 @@ class Daemon:
             self.shelf,
             Swapper(
                 self.pipeline,
-                prove=prove,
+                prove=partial(prove, sessions=sessions.folder),
                 free_bytes=available_bytes,
                 read_image=lambda path: decode_image(path.read_bytes()),
                 cancel=self._loader.cancel,

@@ -18,6 +18,7 @@ from edge_runtime.config import ModelConfig
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import Backend
 from edge_runtime.engine.onnxrt import load_engine
+from edge_runtime.engine.onnxrt_cache import SessionCache
 from edge_runtime.engine.protocol import Engine
 from edge_runtime.engine.tensorrt.gpu import Gpu
 from edge_runtime.engine.tensorrt.plans import Lookup
@@ -59,11 +60,17 @@ class Engines:
     """Chooses backends and loads engines. Any thread, but for `stop`.
 
     `maker` finds plans; `open_gpu` is called once, when TensorRT is first wanted. Without them there is ONNX Runtime
-    alone.
+    alone. `sessions`: where it keeps what it optimised.
     """
 
-    def __init__(self, maker: PlanMaker | None = None, open_gpu: Callable[[], Gpu] | None = None) -> None:
+    def __init__(
+        self,
+        maker: PlanMaker | None = None,
+        open_gpu: Callable[[], Gpu] | None = None,
+        sessions: SessionCache | None = None,
+    ) -> None:
         self._maker = maker
+        self._sessions = sessions
         self._open_gpu = open_gpu
         self._lock = threading.Lock()
         self._gpu: Gpu | None = None
@@ -133,7 +140,7 @@ class Engines:
     def load(self, config: ModelConfig, bundle: Bundle, variant: str, backend: Backend) -> Engine:
         """An engine, loaded and warm. Raises as the backends' loaders and `plan` do."""
         if backend == "onnxruntime":
-            return load_engine(bundle, variant)
+            return load_engine(bundle, variant, cache=self._sessions)
         plan = self.plan(config, bundle, variant)
         return self.gpu().load(bundle, variant, plan, letterbox=config.letterbox)
 

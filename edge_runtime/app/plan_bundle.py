@@ -15,7 +15,8 @@ from edge_runtime.app.building import Made, Need
 from edge_runtime.durable import write_atomic
 from edge_runtime.engine.archive import manifest_files
 from edge_runtime.engine.bundle import MANIFEST_NAME, Bundle, load_bundle
-from edge_runtime.engine.manifest import FileTable, PlanTable
+from edge_runtime.engine.manifest import PlanTable
+from edge_runtime.engine.manifest_values import FileTable
 from edge_runtime.engine.signing import PlanKeys, SigningKey
 from edge_runtime.engine.tensorrt.plan import parse_sidecar, sidecar_path, verify
 from edge_runtime.engine.tensorrt.probe import Here

@@ -72,6 +72,7 @@ def prove(
     *,
     backend: Backend = "onnxruntime",
     plan: Path | None = None,
+    sessions: Path | None = None,
     lanes: int,
     places: int,
     within_s: float = 120.0,
@@ -83,9 +84,10 @@ def prove(
     """Load, check, run and time a variant in a child process of low priority; blocks until that is done.
 
     The child reads and verifies the bundle again from its folder. `plan`: the file of its plan, where the backend is
-    TensorRT. `lanes` run batches of `places` at once. The whole proof has `within_s` seconds, each run `run_within_s`
-    (five times that where other load leaves it little CPU time); the child may grow by `memory_bytes`; `cancel`, once
-    set, ends the proof within 0.5 s. When this returns or raises, the child and its pipes are gone.
+    TensorRT. `sessions`: the folder of models as ONNX Runtime has optimised them, which this one is put into. `lanes`
+    run batches of `places` at once. The whole proof has `within_s` seconds, each run `run_within_s` (five times that
+    where other load leaves it little CPU time); the child may grow by `memory_bytes`; `cancel`, once set, ends the
+    proof within 0.5 s. When this returns or raises, the child and its pipes are gone.
 
     Raises what load_bundle, load_engine and probe raise, and (`where`: the bundle):
         RefusedError: "model_crashed", "model_hangs", "model_memory" or "non_finite": the model is to blame. It is
@@ -100,6 +102,7 @@ def prove(
         "variant": name,
         "backend": backend,
         "plan": None if plan is None else str(plan.resolve()),
+        "sessions": None if sessions is None else str(sessions.resolve()),
         "lanes": lanes,
         "places": places,
         "nice": nice,

@@ -1,10 +1,10 @@
 """The process in which `app.proof` proves a model: it loads, runs and times it, and says how far it came.
 
 `python -m edge_runtime.app.proof_child ORDER`, where ORDER is a JSON object: `root`, `digest`, `variant`, `backend`,
-`plan` (the path of a plan, for TensorRT), `lanes`, `places`, `nice`, `parent` (the process id of who asks). On standard
-output comes a JSON object a line, with `stage` and `resident_bytes`, as each stage begins; `picture` before each
-picture is run. The last line has either `proof`, what was measured (`stage` "done"), or `kind` and `error`: the class
-and payload of an EdgeError.
+`plan` (the path of a plan, for TensorRT), `sessions` (the folder of optimised models, or null), `lanes`, `places`,
+`nice`, `parent` (the process id of who asks). On standard output comes a JSON object a line, with `stage` and
+`resident_bytes`, as each stage begins; `picture` before each picture is run. The last line has either `proof`, what was
+measured (`stage` "done"), or `kind` and `error`: the class and payload of an EdgeError.
 
 Nothing heavy is imported before the first line, so that a start that fails is told from a model that does.
 """
@@ -160,8 +160,10 @@ def _load(
     if gpu is not None:
         return gpu.load(bundle, variant, Path(order["plan"]), opened=opened)
     from edge_runtime.engine.onnxrt import load_engine
+    from edge_runtime.engine.onnxrt_cache import SessionCache
 
-    return load_engine(bundle, variant, opened=opened)
+    cache = None if order["sessions"] is None else SessionCache(Path(order["sessions"]))
+    return load_engine(bundle, variant, opened=opened, cache=cache)
 
 
 def _run_all(resident: Resident, report: _Report, where: str) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_runtime.cli import bench_cameras, bench_governor, bench_surge, bench_telemetry
+from edge_runtime.cli import bench_cameras, bench_governor, bench_input, bench_surge, bench_telemetry
 from edge_runtime.cli.numbers import count, positive
 from edge_runtime.errors import EXIT_DONE, CameraError, NotThereError, UsageError
 
@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_governor.add_arguments(
         commands.add_parser("governor", help="how well a budget is held, on simulated modules")
     )
+    bench_input.add_arguments(commands.add_parser("input", help="what a frame costs by the format a model takes"))
     bench_cameras.add_arguments(commands.add_parser("cameras", help="what a camera costs: CPU and memory"))
     bench_surge.add_arguments(commands.add_parser("surge", help="how a latency is held while frames come in a surge"))
     bench_telemetry.add_arguments(
@@ -111,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_DONE
     if args.bench_command == "governor":
         return bench_governor.run(args)
+    if args.bench_command == "input":
+        return bench_input.run(args)
     if args.bench_command == "cameras":
         return bench_cameras.run(args)
     if args.bench_command == "surge":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from edge_runtime.cli import prepare_evaluate, prepare_fuse, prepare_half
+from edge_runtime.cli import prepare_capture, prepare_evaluate, prepare_fuse, prepare_half, prepare_quantize
 from edge_runtime.errors import EXIT_DONE, NotThereError, UsageError
 from edge_runtime.prepare.answers import parse_number, parse_size, told
 from edge_runtime.records.spec import Color, Layout, Resize
@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_import(commands.add_parser("import", help="make a bundle of an ONNX model", description=_IMPORT))
     prepare_fuse.add_fuse(commands.add_parser("fuse", help="put preprocessing into a bundle's models"))
     prepare_half.add_half(commands.add_parser("half", help="make a bundle's models compute in FP16 on TensorRT"))
+    prepare_quantize.add_quantize(commands.add_parser("quantize", help="make a bundle's models INT8, with proof"))
+    prepare_capture.add_capture(commands.add_parser("capture", help="keep unlike pictures of a clip or a camera"))
     prepare_evaluate.add_evaluate(commands.add_parser("evaluate", help="measure a bundle's accuracy"))
     prepare_evaluate.add_compare(commands.add_parser("compare", help="compare two bundles' accuracy"))
 
@@ -104,6 +106,10 @@ def run(args: argparse.Namespace, read_image: ReadImage | None = None) -> int:
         return prepare_fuse.run_fuse(args, read_image)
     if args.prepare_command == "half":
         return prepare_half.run_half(args)
+    if args.prepare_command == "quantize":
+        return prepare_quantize.run_quantize(args)
+    if args.prepare_command == "capture":
+        return prepare_capture.run_capture(args)
     return _run_import(args, read_image)
 
 

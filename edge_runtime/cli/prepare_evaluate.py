@@ -204,8 +204,9 @@ class Progress:
         self._drawn = False
         self._begun: tuple[str, float] = ("", 0.0)
 
-    def show(self, what: str, done: int, of: int) -> None:
-        """Called for every picture, `of` 0 where their number is not known; writes only when it is time."""
+    def show(self, what: str, done: int, of: int, unit: str = "pictures") -> None:
+        """Called for every picture (or other `unit`), `of` 0 where their number is not known; writes only when it is
+        time."""
         now_s = self._now_s()
         if what != self._begun[0]:
             self._begun = (what, now_s)
@@ -213,7 +214,7 @@ class Progress:
             return
         self._shown_s = now_s
         left_s = (now_s - self._begun[1]) / max(done, 1) * (of - done)
-        text = f"{what}: {done} of {of} pictures, {left_s:.0f} s left" if of else f"{what}: {done} pictures"
+        text = f"{what}: {done} of {of} {unit}, {left_s:.0f} s left" if of else f"{what}: {done} {unit}"
         self._stream.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
         self._stream.flush()
         self._drawn = self._terminal

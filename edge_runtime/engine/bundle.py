@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_runtime.engine.manifest import BACKENDS, Backend, FileTable, Manifest, PlanTable, VariantTable, parse_manifest
+from edge_runtime.engine.manifest import BACKENDS, Backend, Manifest, PlanTable, VariantTable, parse_manifest
+from edge_runtime.engine.manifest_values import FileTable
 from edge_runtime.errors import BundleError
 from edge_runtime.records.spec import InputSpec, OutputSpec
 

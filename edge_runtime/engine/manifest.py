@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
+from edge_runtime.engine.manifest_prepared import GateTable, PreparedTable, SpeedTable
+from edge_runtime.engine.manifest_values import FileTable, Finite, Name, Positive, Sha256, Side, Table, Text, Unit
 from edge_runtime.errors import BundleError, ConfigError, ConfigProblem
 from edge_runtime.records.spec import Color, Layout, Pixel, Resize, Task
 from edge_runtime.toml_source import KeyPath, TomlSource, parse_toml
@@ -40,21 +42,8 @@ _READ_AS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-_SHA256 = r"^[0-9a-f]{64}$"
-Sha256 = Annotated[str, StringConstraints(pattern=_SHA256)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-Unit = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Side = Annotated[int, Field(ge=1, le=16384)]
 
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class BundleTable(_Table):
+class BundleTable(Table):
     """`[bundle]`: who it is. `labels` is a text file with one class name a line, in class order."""
 
     name: Name
@@ -64,7 +53,7 @@ class BundleTable(_Table):
     licence: Text
 
 
-class InputTable(_Table):
+class InputTable(Table):
     """`[input]`: how a picture becomes the input; see records.spec.InputSpec."""
 
     layout: Literal["NCHW"] = "NCHW"
@@ -77,7 +66,7 @@ class InputTable(_Table):
     short_side: Side | None = None
 
 
-class OutputTable(_Table):
+class OutputTable(Table):
     """`[output]`: how the outputs are read; see records.spec.OutputSpec."""
 
     layout: Layout
@@ -86,14 +75,7 @@ class OutputTable(_Table):
     max_detections: Annotated[int, Field(ge=1, le=100_000)] = 300
 
 
-class FileTable(_Table):
-    """A file of the bundle (path relative to bundle.toml) and the sha256 of its content, 64 hex digits."""
-
-    path: Text
-    sha256: Sha256
-
-
-class SignatureTable(_Table):
+class SignatureTable(Table):
     """Who vouches for a plan: `key` is the first 16 hex digits of the sha256 of the public key, `value` the signature
     in base64. What it is of, and whether it is right, engine/signing.py says."""
 
@@ -101,7 +83,7 @@ class SignatureTable(_Table):
     value: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
-class PlanTable(_Table):
+class PlanTable(Table):
     """A TensorRT plan that was built elsewhere, its sidecar, and for what: used only on a device just like that, and
     only where it is signed by a key that the device knows or the bundle's origin is trusted, since a plan is native
     code. Others build their own from `tensorrt`."""
@@ -115,7 +97,7 @@ class PlanTable(_Table):
     signature: Annotated[tuple[SignatureTable, ...], Field(max_length=16)] = ()
 
 
-class FilesTable(_Table):
+class FilesTable(Table):
     """Which artefact each backend loads; at least one."""
 
     onnxruntime: FileTable | None = None
@@ -123,7 +105,7 @@ class FilesTable(_Table):
     tensorrt_plan: tuple[PlanTable, ...] = ()
 
 
-class GoldenTable(_Table):
+class GoldenTable(Table):
     """Pictures (a glob) and what the model answers to them (an npz), for the golden check; see engine/probe.py.
 
     `tolerance` is the largest deviation, as a share of each output's own largest magnitude.
@@ -134,7 +116,7 @@ class GoldenTable(_Table):
     tolerance: Positive
 
 
-class AccuracyTable(_Table):
+class AccuracyTable(Table):
     """A measured accuracy, and on what and how it was measured."""
 
     metric: Literal["mAP", "top1"]
@@ -146,10 +128,11 @@ class AccuracyTable(_Table):
     backend: Backend
 
 
-class VariantTable(_Table):
+class VariantTable(Table):
     """`[[variant]]`: one artefact set of one input size; `size` is [width, height] in px.
 
     `pixel`: what the model takes; anything but float32 has its preprocessing in the graph, see records.spec.InputSpec.
+    `prepared`: for a variant that was made of another one by calibration, how and by what it was accepted.
     """
 
     name: Name
@@ -159,9 +142,10 @@ class VariantTable(_Table):
     files: FilesTable
     golden: GoldenTable | None = None
     accuracy: AccuracyTable | None = None
+    prepared: PreparedTable | None = None
 
 
-class Manifest(_Table):
+class Manifest(Table):
     """A whole bundle.toml.
 
     `files`: the sha256 of every file that no variant's `files` lists (labels, golden pictures and outputs), by
@@ -256,6 +240,10 @@ def _words(plain: str) -> tuple[str, ...]:
         "variant.precision": Literal["fp32", "fp16", "int8"],
         "variant.accuracy.metric": Literal["mAP", "top1"],
         "variant.accuracy.backend": Backend,
+        "variant.prepared.method": Literal["minmax", "entropy", "percentile", "mse"],
+        "variant.prepared.gate.basis": Literal["labels", "agreement"],
+        "variant.prepared.gate.metric": Literal["mAP", "top1"],
+        "variant.prepared.gate.accept": Literal["bound", "point"],
     }
     return tuple(get_args(choices[plain])) if plain in choices else ()
 
@@ -281,6 +269,10 @@ def _keys_at(path: KeyPath) -> list[str]:
         "variant.files.tensorrt_plan.signature": SignatureTable,
         "variant.golden": GoldenTable,
         "variant.accuracy": AccuracyTable,
+        "variant.prepared": PreparedTable,
+        "variant.prepared.gate": GateTable,
+        "variant.prepared.speed": SpeedTable,
+        "variant.prepared.report": FileTable,
     }
     table = tables.get(".".join(part for part in path if isinstance(part, str)))
     return sorted(table.model_fields) if table is not None else []
@@ -334,15 +326,20 @@ def _contradictions(manifest: Manifest, source: TomlSource) -> Iterator[ConfigPr
             message = f"is {short} px, and the crop of variant {variant.name!r} is {variant.size[0]}x{variant.size[1]}"
             yield source.problem(("input", "short_side"), message, "make it at least as large as the crop")
         golden = variant.golden
+        report = variant.prepared and variant.prepared.report
         for key, path in [
             ("files.onnxruntime", files.onnxruntime and files.onnxruntime.path),
             ("files.tensorrt", files.tensorrt and files.tensorrt.path),
             ("golden.inputs", golden and golden.inputs),
             ("golden.outputs", golden and golden.outputs),
+            ("prepared.report", report and report.path),
             *(("files.tensorrt_plan", path) for plan in files.tensorrt_plan for path in (plan.path, plan.sidecar.path)),
         ]:
             if path and (reason := escape(path)):
                 yield source.problem((*at, *key.split(".")), f"{path!r} {reason}", _INSIDE)
+        if report and (manifest.files or {}).get(report.path) != report.sha256:
+            message = f"{report.path!r} is not listed under [files] with this sha256"
+            yield source.problem((*at, "prepared", "report"), message, "the bundle's digest is to stand for it too")
     if reason := escape(manifest.bundle.labels):
         yield source.problem(("bundle", "labels"), f"{manifest.bundle.labels!r} {reason}", _INSIDE)
     for path in manifest.files or {}:

@@ -9,9 +9,12 @@ the CPU arena the peak rose by 28 / 150 MB. So: shared, arena on, memory pattern
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import Backend
 from edge_runtime.engine.modelfile import foreign_model, plain_message, refused_model
+from edge_runtime.engine.onnxrt_cache import SessionCache
 from edge_runtime.engine.protocol import EngineInfo, InputBuffer
 from edge_runtime.engine.session_check import DTYPES, output_shapes
 from edge_runtime.errors import BundleError, EdgeError, EngineError
@@ -29,9 +33,26 @@ from edge_runtime.vision.decode import build_decoder
 
 __all__ = ["OnnxRuntimeEngine", "OnnxRuntimeLane", "load_engine", "open_session"]
 
+log = logging.getLogger(__name__)
+
 BACKEND: Backend = "onnxruntime"
 _ALIGNMENT = 64
 _MAX_BOUND = 64
+_SETTINGS: Mapping[str, Any] = {
+    "intra_op_num_threads": 1,
+    "inter_op_num_threads": 1,
+    "execution_mode": ort.ExecutionMode.ORT_SEQUENTIAL,
+    "enable_cpu_mem_arena": True,
+    "enable_mem_pattern": False,
+    "log_severity_level": 4,
+}
+_ENTRIES: Mapping[str, str] = {
+    "session.intra_op.allow_spinning": "0",
+    "session.inter_op.allow_spinning": "0",
+    # Weights in a second file would not be covered by the bundle's sha256. By default they would be looked for
+    # in the working directory; below a device file nothing can exist.
+    "session.model_external_initializers_file_folder_path": "/dev/null",
+}
 
 # Building sessions concurrently is reported racy; running them is not.
 _building = threading.Lock()
@@ -39,33 +60,77 @@ _building = threading.Lock()
 ort.set_default_logger_severity(4)
 
 
-def open_session(model: bytes, where: str) -> Any:
+def open_session(model: bytes, where: str, cache: SessionCache | None = None, *, sha256: str | None = None) -> Any:
     """An onnxruntime.InferenceSession over the model's bytes: one thread, CPU provider. `where` names the file.
+
+    cache: where the model as it is optimised for this CPU is found, or put for the next time. The session is then made
+    of that in either case: what one process has proved is what another runs. `sha256` of the model, 64 hex digits,
+    where it is known already; else it is computed for the cache.
 
     Raises BundleError (code "model_invalid", "model_unsupported" or "model_external_data").
     """
     if (refusal := foreign_model(model, where)) is not None:
         raise refusal
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.enable_cpu_mem_arena = True
-    options.enable_mem_pattern = False
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    # Weights in a second file would not be covered by the bundle's sha256. By default they would be looked for
-    # in the working directory; below a device file nothing can exist.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/dev/null")
-    try:
-        with _building:
-            session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001  its exceptions have no other common base
-        raise refused_model(error, where, f"onnxruntime {ort.__version__}") from None
+    session = None
+    if cache is not None:
+        session = _cached_session(model, sha256 or hashlib.sha256(model).hexdigest(), where, cache)
+    if session is None:
+        session = _session(model, _options(), where)
     if session.get_providers() != ["CPUExecutionProvider"]:
         raise EngineError(f"runs on {session.get_providers()}, not on the CPU provider", where=where)
     return session
+
+
+def _cached_session(model: bytes, sha256: str, where: str, cache: SessionCache) -> Any:
+    """A session of the optimised model; None where there is none to be had, for whatever reason: one of `model` itself
+    is then to be made, which says what is wrong with it."""
+    library = _library()
+    plain: list[Any] = []
+
+    def make(path: Path) -> None:
+        options = _options()
+        options.optimized_model_filepath = str(path)
+        plain.append(_session(model, options, where))
+
+    optimised = cache.find(sha256, library)
+    try:
+        if optimised is None and (optimised := cache.keep(sha256, len(model), library, make)) is None:
+            return plain.pop() if plain else None
+    except BundleError as error:
+        # the library does not tell a disk that takes nothing from a model that is wrong
+        log.info("no optimised model of %s is kept: %s", where, error.message)
+        return None
+    options = _options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    plain.clear()
+    try:
+        return _session(optimised, options, where)
+    except BundleError as error:
+        log.warning("what was kept of %s cannot be used: %s", where, error.message)
+        cache.drop(sha256, library)
+        return None
+
+
+def _library() -> str:
+    """What an optimised model depends on besides the model and the CPU: this very build, and how it is told to work."""
+    return "\n".join((f"onnxruntime {ort.__version__}", ort.get_build_info(), *map(repr, (_SETTINGS, _ENTRIES))))
+
+
+def _options() -> Any:
+    options = ort.SessionOptions()
+    for name, value in _SETTINGS.items():
+        setattr(options, name, value)
+    for name, entry in _ENTRIES.items():
+        options.add_session_config_entry(name, entry)
+    return options
+
+
+def _session(model: bytes, options: Any, where: str) -> Any:
+    try:
+        with _building:
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001  its exceptions have no other common base
+        raise refused_model(error, where, f"onnxruntime {ort.__version__}") from None
 
 
 @dataclass(slots=True)
@@ -252,20 +317,25 @@ class OnnxRuntimeEngine:
 
 
 def load_engine(
-    bundle: Bundle, variant: str = "auto", *, opened: Callable[[], None] = lambda: None
+    bundle: Bundle,
+    variant: str = "auto",
+    *,
+    opened: Callable[[], None] = lambda: None,
+    cache: SessionCache | None = None,
 ) -> OnnxRuntimeEngine:
     """Load a variant of a verified bundle and warm it up: one inference proves its shapes and its layout.
 
-    `opened` is called between the two.
+    `opened` is called between the two. `cache`: see `open_session`.
 
     Raises BundleError when the artefact changed, cannot be loaded, takes other pictures than the bundle says,
     answers with NaN, or does not fit the declared output layout.
     """
     table = bundle.variant(variant, BACKEND)
-    where = str(bundle.artefact(table.name, BACKEND).path)
+    artefact = bundle.artefact(table.name, BACKEND)
+    where = str(artefact.path)
     spec, output = bundle.input_spec(table.name), bundle.output_spec()
     # The bytes live only in this expression: the session has its own copy of what it needs.
-    session = open_session(bundle.read_artefact(table.name, BACKEND), where)
+    session = open_session(bundle.read_artefact(table.name, BACKEND), where, cache, sha256=artefact.sha256)
     opened()
     shapes, batch = output_shapes(session, spec, where)
     try:

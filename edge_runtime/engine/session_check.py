@@ -107,7 +107,7 @@ def _dims(shape: list[Any]) -> str:
     return f"[{', '.join('any' if d is None else str(d) for d in shape)}]"
 
 
-def _grey_picture(spec: InputSpec, batch: int) -> InputArray:
+def grey_picture(spec: InputSpec, batch: int) -> InputArray:
     """[batch, *spec.shape] of `spec.dtype`: a mid-grey picture as preprocessing would give it."""
     picture = np.empty((batch, *spec.shape), spec.dtype)
     fill_level(picture, spec, 128.0)
@@ -123,7 +123,7 @@ def output_shapes(session: Any, spec: InputSpec, where: str) -> tuple[dict[str, 
     model = _check_model(session, spec, where)
     batch = model.batch or 1
     try:
-        results = session.run(None, {model.input_name: _grey_picture(spec, batch)})
+        results = session.run(None, {model.input_name: grey_picture(spec, batch)})
     except Exception as error:  # noqa: BLE001  see onnxrt.open_session
         raise BundleError(
             f"cannot take a picture of {spec.width}x{spec.height}: {plain_message(error)}",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxslim
 
 from edge_runtime.engine.bundle import Bundle, load_bundle
 from edge_runtime.engine.manifest import Backend, VariantTable
@@ -22,6 +21,7 @@ from edge_runtime.prepare.bundle_draft import BundleDraft, check_target
 from edge_runtime.prepare.calibration import Calibration, CalibrationPicture
 from edge_runtime.prepare.evaluate import measure, predict
 from edge_runtime.prepare.gate import RESAMPLES, Accept, Gate, HeldOut, agreement_truth, judge
+from edge_runtime.prepare.graph import optimise_artefact
 from edge_runtime.prepare.half_graph import FloatGraph, imitate_half, write_half
 from edge_runtime.prepare.half_plan import HalfPlan, plan_half
 from edge_runtime.prepare.kept import kept_variant
@@ -65,7 +65,7 @@ class _Model:
     where: str
     graph: FloatGraph
     meter: RangeMeter
-    tables: list[VariantTable] = field(default_factory=list)
+    tables: list[VariantTable]
 
 
 def half_bundle(
@@ -102,7 +102,7 @@ def half_bundle(
     check_target(out_dir, overwrite)
     tables = [_convertible(source, name) for name in variants or _float_variants(source)]
     notes: list[str] = []
-    models = _models(source, tables)
+    models = _models(source, tables, read_image, notes)
     calibration = Calibration(pictures, hold_back=dataset is None)
     _see_ranges(models, source, calibration, progress)
     truth = None
@@ -194,42 +194,31 @@ def _convertible(source: Bundle, name: str) -> VariantTable:
     return table
 
 
-def _models(source: Bundle, tables: Sequence[VariantTable]) -> dict[str, _Model]:
+def _models(
+    source: Bundle, tables: Sequence[VariantTable], read_image: ReadImage, notes: list[str]
+) -> dict[str, _Model]:
     """By the sha256 of the file that TensorRT would load, else ONNX Runtime."""
-    models: dict[str, _Model] = {}
+    shared: dict[str, tuple[Backend, list[VariantTable]]] = {}
     for table in tables:
         backend: Backend = "tensorrt" if table.name in source.variants_for("tensorrt") else "onnxruntime"
-        artefact = source.artefact(table.name, backend)
-        if artefact.sha256 not in models:
-            where = str(artefact.path)
-            made: Any = onnx.load_model_from_string(source.read_artefact(table.name, backend))
-            if (precision := read_precision(made)) != "fp32":
-                raise BundleError(
-                    f"computes in {precision}, and the variant {table.name!r} says fp32",
-                    code="half_refused",
-                    where=where,
-                    remedy="take the model in float32 that it was made of",
-                )
-            graph = FloatGraph.of(_slimmed(made, where))
-            models[artefact.sha256] = _Model(where, graph, RangeMeter(graph, where))
-        models[artefact.sha256].tables.append(table)
+        shared.setdefault(source.artefact(table.name, backend).sha256, (backend, []))[1].append(table)
+    models: dict[str, _Model] = {}
+    for digest, (backend, sharing) in shared.items():
+        name = sharing[0].name
+        where = str(source.artefact(name, backend).path)
+        given: Any = onnx.load_model_from_string(source.read_artefact(name, backend))
+        if (precision := read_precision(given)) != "fp32":
+            raise BundleError(
+                f"computes in {precision}, and the variant {name!r} says fp32",
+                code="half_refused",
+                where=where,
+                remedy="take the model in float32 that it was made of",
+            )
+        optimised = optimise_artefact(source, sharing, backend, read_image, code="half_refused")
+        notes += [f"{_half_name(name)}: {note}" for note in optimised.notes]
+        graph = FloatGraph.of(onnx.load_model_from_string(optimised.data))
+        models[digest] = _Model(where, graph, RangeMeter(graph, where), sharing)
     return models
-
-
-def _slimmed(model: Any, where: str) -> Any:
-    """The model with constants computed and normalisation folded into the layers before it."""
-    try:
-        made: Any = onnxslim.slim(model)
-        onnx.checker.check_model(made)
-    except Exception as error:  # noqa: BLE001  onnxslim and onnx have no common base
-        reason = " ".join(str(error).split())[:200]
-        raise BundleError(
-            f"cannot be simplified: {reason}",
-            code="half_refused",
-            where=where,
-            remedy="export it again with standard operators of ONNX opset 13 to 17",
-        ) from None
-    return made
 
 
 def _see_ranges(models: Mapping[str, _Model], source: Bundle, calibration: Calibration, progress: Progress) -> None:

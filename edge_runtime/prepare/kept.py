@@ -11,7 +11,7 @@ __all__ = ["kept_variant"]
 
 
 def kept_variant(source: Bundle, table: VariantTable, files: dict[str, bytes]) -> dict[str, Any]:
-    """The variant's table for a BundleDraft; its models, plans and golden files are added to `files`.
+    """The variant's table for a BundleDraft; its models, plans, golden files and report are added to `files`.
 
     Raises BundleError where one of them is no longer what the source's manifest says.
     """
@@ -29,6 +29,10 @@ def kept_variant(source: Bundle, table: VariantTable, files: dict[str, bytes]) -
             files[table.golden.outputs] = outputs
         for picture in source.golden_inputs(table.name):
             files[picture.relative_to(source.root).as_posix()] = picture.read_bytes()
+    if table.prepared is not None and table.prepared.report is not None:
+        path = table.prepared.report.path
+        if path not in files:
+            files[path] = (source.root / path).read_bytes()
     kept = {**table.model_dump(exclude_none=True), "size": list(table.size)}
     if not kept["files"]["tensorrt_plan"]:
         del kept["files"]["tensorrt_plan"]

@@ -9,6 +9,8 @@ from typing import Any
 
 __all__ = ["manifest_text"]
 
+_LATER = ("golden", "accuracy", "prepared")
+
 
 def manifest_text(
     bundle: Mapping[str, Any],
@@ -27,8 +29,8 @@ def manifest_text(
         lines += [f"[{name}]", *_pairs(table), ""]
     for variant in variants:
         artefacts = {f"files.{backend}": file for backend, file in variant["files"].items()}
-        plain = {key: value for key, value in variant.items() if key not in ("files", "golden", "accuracy")}
-        later = {key: variant.get(key) for key in ("golden", "accuracy")}
+        plain = {key: value for key, value in variant.items() if key not in ("files", *_LATER)}
+        later = {key: variant.get(key) for key in _LATER}
         lines.append("[[variant]]")
         lines += [*_pairs(plain), *(f"{key} = {_value(file)}" for key, file in artefacts.items()), *_pairs(later), ""]
     return "\n".join(lines)

@@ -73,8 +73,12 @@ def prove_parity(
     pictures: Sequence[Path],
     read_image: ReadImage,
     where: str,
+    *,
+    what: str = "the model with its preprocessing inside",
 ) -> Parity:
     """Compare a model (file, input) with what was made of it over the pictures, at least one.
+
+    Outputs that only the first has are not looked at. `what` the other is, in words, for a refusal.
 
     Raises RefusedError (code "parity") with the figures, BundleError where one of them does not run.
     """
@@ -88,10 +92,13 @@ def prove_parity(
         said = other.run(place)
         same = one.run(normalised(place, other.spec))
         if output.layout not in _ROWS:
-            worst = max(worst, *(_deviation(same[name], said[name]) for name in same))
+            worst = max(worst, *(_deviation(same[name], said[name]) for name in said))
         if (unlike := _compare(one.read(same, transform), other.read(said, transform), output.score_threshold)).lost:
             raise _refused(
-                f"on the same pixels {unlike.lost} of {unlike.sure} sure results are not the same", str(path), where
+                f"on the same pixels {unlike.lost} of {unlike.sure} sure results are not the same",
+                str(path),
+                where,
+                what,
             )
         way = picture.write_into(one.place, one.spec)
         seen = _compare(one.read(one.run(one.place), way), other.read(said, transform), output.score_threshold)
@@ -100,14 +107,14 @@ def prove_parity(
     change = float(np.mean(changes)) if changes else 0.0
     parity = Parity(len(pictures), worst, allowed, sure, lost, change)
     if worst > allowed or lost > MAX_LOST * sure:
-        raise _refused(str(parity), None, where)
+        raise _refused(str(parity), None, where, what)
     return parity
 
 
-def _refused(message: str, picture: str | None, where: str) -> RefusedError:
+def _refused(message: str, picture: str | None, where: str, what: str) -> RefusedError:
     told = message if picture is None else f"{message} ({picture})"
     return RefusedError(
-        f"the model with its preprocessing inside does not say what the model says: {told}",
+        f"{what} does not say what the model says: {told}",
         code="parity",
         where=where,
         remedy="look whether the variant itself is right (`prepare evaluate`); else report the model",

@@ -19,7 +19,8 @@ from edge_runtime.app.brought import brought_plans
 from edge_runtime.app.building import Made, Need, PlanMaker
 from edge_runtime.app.proof import Proof
 from edge_runtime.engine.bundle import Bundle, load_bundle
-from edge_runtime.engine.manifest import FileTable, PlanTable, SignatureTable
+from edge_runtime.engine.manifest import PlanTable, SignatureTable
+from edge_runtime.engine.manifest_values import FileTable
 from edge_runtime.engine.signing import PlanKeys, SigningKey, Statement
 from edge_runtime.engine.tensorrt.plan import PlanTensor, describe
 from edge_runtime.engine.tensorrt.plans import PlanStore

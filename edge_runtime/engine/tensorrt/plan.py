@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from edge_runtime.engine.manifest import Sha256, Text
+from edge_runtime.engine.manifest_values import Sha256, Text
 from edge_runtime.engine.tensorrt.probe import Here
 from edge_runtime.errors import EngineError
 
