@@ -20,7 +20,7 @@ from edge_runtime.engine.manifest_values import FileTable
 from edge_runtime.engine.signing import PlanKeys, SigningKey
 from edge_runtime.engine.tensorrt.plan import parse_sidecar, sidecar_path, verify
 from edge_runtime.engine.tensorrt.probe import Here
-from edge_runtime.errors import BundleError, EdgeError, EngineError
+from edge_runtime.errors import BundleError, EdgeError, EngineError, RefusedError
 from edge_runtime.prepare.bundle_draft import put_in_place
 from edge_runtime.prepare.manifest_text import manifest_text
 
@@ -36,9 +36,18 @@ def write_plan_bundle(
     Plans that `source` carries stay, with their signatures; one of the same model for the same device, batches and
     core gives way. One that is there byte for byte gets one more signature.
 
+    Raises RefusedError (code "plan_brought") for a plan that was not built here: a signature says that it was.
     Raises BundleError for a source that changes meanwhile, EngineError for a plan that is gone or no longer what was
     built, EdgeError (code "write_failed") when the disk refuses; then nothing is left.
     """
+    for need, each in made:
+        if each.plan.brought:
+            raise RefusedError(
+                f"the plan of {need.variant} came with a bundle, and what is signed is built here",
+                code="plan_brought",
+                where=str(each.plan.path.parent),
+                remedy="build it into a store of its own: --store DIR",
+            )
     try:
         aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".new", dir=out_dir.parent))
         try:

@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     config, store = _store(args)
     bundle = open_bundle(args.bundle)
     needs = _needs(args, bundle, config)
-    keys = () if config is None else config.engine.plan_keys
+    # what is signed is built here
+    keys = () if config is None or key is not None else config.engine.plan_keys
     maker = PlanMaker(PlanStore(store / PLANS), prove=prove, free_bytes=available_bytes, nice=0, plan_keys=keys)
     for need in needs:  # what can be built nowhere is said before anything is asked of the device
         maker.check(need)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ import pytest
 from edge_runtime.app import plan_bundle
 from edge_runtime.app.building import Made, Need
 from edge_runtime.app.plan_bundle import write_plan_bundle
+from edge_runtime.durable import write_atomic
 from edge_runtime.engine.archive import manifest_files, require_listed
 from edge_runtime.engine.bundle import Bundle, load_bundle
 from edge_runtime.engine.manifest import PlanTable
 from edge_runtime.engine.signing import SigningKey
+from edge_runtime.engine.tensorrt.plan import sidecar_path
+from edge_runtime.engine.tensorrt.plans import PLAN as PLAN_NAME
 from edge_runtime.engine.tensorrt.plans import PlanStore
 from edge_runtime.engine.tensorrt.probe import Here
 from tests.app.test_brought import HERE, KEY, STRANGER, Box, Parcel, write_with
@@ -35,7 +39,10 @@ class Bench:
         self.number += 1
         store = PlanStore(self.folder / f"store-{self.number}")
         need = Need(bundle, "fp32", parcel.batches)
-        plan = store.put(parcel.plan, parcel.sidecar, need.key(parcel.here), Path.exists)
+        with store.aside() as folder:
+            write_atomic(folder / PLAN_NAME, parcel.plan)
+            write_atomic(sidecar_path(folder / PLAN_NAME), parcel.sidecar)
+            plan = store.place(folder, need.key(parcel.here))
         return [(need, Made(plan, "built"))]
 
     def write(
@@ -128,6 +135,20 @@ def test_one_that_was_built_anew_takes_the_place_of_the_old(tmp_path: Path, benc
 def test_a_plan_for_another_device_is_not_signed_for_this_one(tmp_path: Path, bench: Bench, source: Path) -> None:
     error = refused(lambda: bench.write(source, "out", here=THOR))
     assert error.code == "plan_mismatch"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_that_came_with_a_bundle_is_not_signed(tmp_path: Path, bench: Bench, source: Path) -> None:
+    bundle = load_bundle(source)
+    need, made = bench.made(bundle)[0]
+    assert not made.plan.brought
+    store = PlanStore(tmp_path / "trusting")
+    plan = store.put(PLAN.plan, PLAN.sidecar, need.key(HERE), Path.exists)
+    for found in (plan, store.find(need.key(HERE)).plan):
+        assert found is not None
+        signing = partial(write_plan_bundle, bundle, [(need, Made(found, "there"))], HERE, KEY, tmp_path / "out")
+        error = refused(signing)
+        assert (error.code, error.where) == ("plan_brought", str(plan.path.parent))
     assert not (tmp_path / "out").exists()
 
 

@@ -28,6 +28,7 @@ from edge_runtime.errors import EngineError
 log = logging.getLogger(__name__)
 
 PLAN = "plan"
+BROUGHT = "brought"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LOCK = "lock"
 _TIMING = "timing"
@@ -65,6 +66,11 @@ class Plan:
     def key(self) -> str:
         """The name of its folder."""
         return self.path.parent.name
+
+    @property
+    def brought(self) -> bool:
+        """Whether it came with a bundle, and was not built here."""
+        return (self.path.parent / BROUGHT).exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +248,8 @@ class PlanStore:
         verify(plan, wanted, key.here, "the plan")
         with self.aside() as folder:
             self._disk.check_space(len(plan) + len(sidecar))
-            for path, data in ((folder / PLAN, plan), (sidecar_path(folder / PLAN), sidecar)):
+            written = ((folder / PLAN, plan), (sidecar_path(folder / PLAN), sidecar), (folder / BROUGHT, b""))
+            for path, data in written:
                 with SaveFile(path, mode=0o444, files=self._disk.files) as stream:
                     stream.write(data)
             check(folder / PLAN)
