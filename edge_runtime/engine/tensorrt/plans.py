@@ -301,7 +301,7 @@ class PlanStore:
         try:
             with self.building(), self._disk.changing():
                 timing = self.root / _TIMING
-                left = [*self._disk.leftovers(), *(timing.glob(".*") if timing.is_dir() else ())]
+                left: list[Path] = [*self._disk.leftovers(), *(timing.glob(".*") if timing.is_dir() else ())]
                 for each in left:
                     self._disk.drop(each)  # one that cannot be removed keeps none of the others
                 return tuple(each.name for each in left if not os.path.lexists(each))
