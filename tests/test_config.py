@@ -215,7 +215,7 @@ PLANTED: list[tuple[str, str, int | None, str | None, str, str]] = [
     (MODEL, f'{MODEL}\ncache = "scenes"', 15, "model[1].cache", '"scenes" is not one', 'mean "scene"?'),
     (MODEL, f'{MODEL}\ncache = "scene"\ncache_max_age_s = 0', 16, "model[1].cache_max_age_s", "0 is out", "3600"),
     (MODEL, f'{MODEL}\ncache = "exact"\ncache_max_age_s = 5', 16, "model[1].cache_max_age_s", "5 has no", "scene"),
-    (MODEL, f'{MODEL}\nletterbox = "dla"', 15, "model[1].letterbox", "dla", "auto, cpu or gpu"),
+    (MODEL, f'{MODEL}\nletterbox = "dla"', 15, "model[1].letterbox", "dla", 'one of "auto", "cpu", "gpu"'),
     (MODEL, f'{MODEL}\nletterbox = "gpu"\ncache = "scene"', 15, "model[1].letterbox", "scaled pictures", "off"),
     (
         MODEL,
