@@ -145,7 +145,7 @@ def test_cameras_change_under_load_and_the_others_lose_nothing(
         # a wrong one, and one that asks for a model that needs a restart, change nothing
         host.write(f'name = "yard"\nurl = "{URL}"\nfsp = 2')
         host.sighup(daemon, "was not taken over")
-        assert "did you mean fps?" in daemon.log
+        daemon.wait_for("did you mean fps?")  # a line of its own
         second = f"[[model]]\n{MODEL.replace('detector', 'other')}"
         host.write(f'name = "roof"\nurl = "synthetic:"\nmodel = "other"\n{second}', gate=f'{GATE}model = "detector"\n')
         host.sighup(daemon, "its model other does not run here yet")
