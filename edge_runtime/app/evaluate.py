@@ -25,7 +25,7 @@ from edge_runtime.prepare.record import check_recordable, record_accuracy
 from edge_runtime.prepare.samples import Dataset, Predictions
 from edge_runtime.records.frames import Pixels
 
-__all__ = ["Compared", "Evaluated", "compare_bundles", "evaluate_bundle"]
+__all__ = ["Compared", "Evaluated", "compare_bundles", "evaluate_bundle", "open_labelled"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is going on, how many pictures are done, and of how many."""
@@ -82,7 +82,7 @@ def evaluate_bundle(
                 remedy="copy the bundle into a folder of your own and name that",
             )
         check_recordable(bundle)
-    dataset, notes = _open(bundle, data, images, 0, progress)
+    dataset, notes = open_labelled(bundle, data, progress, images=images, seed=0)
     measured = bundle
     for name in names:
         evaluation = measure(dataset, _predict(bundle, name, dataset, score_threshold, None, progress))
@@ -108,16 +108,18 @@ def compare_bundles(
     tasks = [bundle.manifest.bundle.task for bundle in (first, second)]
     if tasks[0] != tasks[1]:
         raise UsageError(f"one model's task is {tasks[0]} and the other's is {tasks[1]}", code="tasks_differ")
-    dataset, notes = _open(first, data, images, seed, progress)
+    dataset, notes = open_labelled(first, data, progress, images=images, seed=seed)
     order, more = class_order(second.labels, dataset)
     said_a = _predict(first, names[0], dataset, score_threshold, None, progress)
     said_b = _predict(second, names[1], dataset, score_threshold, order, progress)
     return Compared(compare(dataset, said_a, said_b, seed=seed, resamples=resamples), dataset, (*notes, *more))
 
 
-def _open(
-    bundle: Bundle, data: Path, images: int | None, seed: int, progress: Progress
+def open_labelled(
+    bundle: Bundle, data: Path, progress: Progress, *, images: int | None = None, seed: int = 0
 ) -> tuple[Dataset, tuple[str, ...]]:
+    """The labelled pictures of `data`, for the bundle's task and classes: all, or `images` of them that `seed` draws;
+    and in words what is to be known of them. Raises UsageError."""
     return open_dataset(
         data,
         bundle.labels,

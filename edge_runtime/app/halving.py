@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from edge_runtime.app.evaluate import Progress, read_image
+from edge_runtime.app.evaluate import Progress, open_labelled, read_image
 from edge_runtime.app.models import cores, open_bundle
 from edge_runtime.bundled import SCHEME, bundled_media
 from edge_runtime.camera.av import ContainerSession
@@ -18,7 +18,6 @@ from edge_runtime.camera.streams import stream_of
 from edge_runtime.clock import SystemClock
 from edge_runtime.errors import CameraError, UsageError
 from edge_runtime.prepare.calibration import CalibrationPicture
-from edge_runtime.prepare.datasets import open_dataset
 from edge_runtime.prepare.gate import RESAMPLES, Accept
 from edge_runtime.prepare.half import HalfResult, half_bundle
 from edge_runtime.records.frames import Pixels
@@ -53,14 +52,7 @@ def halve(
     dataset = None
     notes: tuple[str, ...] = ()
     if evaluate is not None:
-        dataset, notes = open_dataset(
-            evaluate,
-            bundle.labels,
-            bundle.manifest.bundle.task,
-            read_image=read_image,
-            workers=cores(),
-            progress=partial(progress, "reading"),
-        )
+        dataset, notes = open_labelled(bundle, evaluate, progress)
     result = half_bundle(
         bundle,
         out_dir,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from edge_runtime.engine.signing import PlanKeys, SigningKey
 from edge_runtime.engine.tensorrt.plan import parse_sidecar, sidecar_path, verify
 from edge_runtime.engine.tensorrt.probe import Here
 from edge_runtime.errors import BundleError, EdgeError, EngineError, RefusedError
-from edge_runtime.prepare.bundle_draft import put_in_place
+from edge_runtime.prepare.bundle_draft import written_aside
 from edge_runtime.prepare.manifest_text import manifest_text
 
 FOLDER = "plans"
@@ -48,26 +46,9 @@ def write_plan_bundle(
                 where=str(each.plan.path.parent),
                 remedy="build it into a store of its own: --store DIR",
             )
-    try:
-        aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".new", dir=out_dir.parent))
-        try:
-            aside.chmod(0o755)
-            bundle = _write(source, made, here, key, aside)
-            put_in_place(aside, out_dir)
-            return replace(bundle, root=out_dir)
-        except BundleError as error:
-            # The folder aside is gone when the operator reads this.
-            place = error.where.replace(str(aside), str(out_dir)) if error.where else None
-            raise BundleError(error.message, code=error.code, where=place, remedy=error.remedy) from None
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-    except OSError as error:
-        raise EdgeError(
-            f"the bundle could not be written: {error.strerror or error}",
-            code="write_failed",
-            where=str(out_dir),
-            remedy="check free space and rights; nothing was left behind",
-        ) from error
+    with written_aside(out_dir) as aside:
+        bundle = _write(source, made, here, key, aside)
+    return replace(bundle, root=out_dir)
 
 
 def _write(source: Bundle, made: Sequence[tuple[Need, Made]], here: Here, key: SigningKey, folder: Path) -> Bundle:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from edge_runtime.app.capturing import FPS, OPEN_S, configured_camera, live_pictures
-from edge_runtime.app.evaluate import Progress, read_image
+from edge_runtime.app.evaluate import Progress, open_labelled, read_image
 from edge_runtime.app.halving import EVERY, calibration_pictures
 from edge_runtime.app.models import cores, open_bundle
 from edge_runtime.app.work_folder import work_in
@@ -28,7 +28,6 @@ from edge_runtime.config import load_config
 from edge_runtime.errors import BundleError, CameraError, ConfigError, EdgeError, UsageError
 from edge_runtime.prepare.bundle_draft import check_target
 from edge_runtime.prepare.calibration import CalibrationPicture
-from edge_runtime.prepare.datasets import open_dataset
 from edge_runtime.prepare.gate import RESAMPLES, Accept
 from edge_runtime.prepare.quant import Family
 from edge_runtime.prepare.quantize import FAMILIES, quantize_bundle
@@ -99,14 +98,7 @@ def quantize(
     dataset = None
     notes: tuple[str, ...] = ()
     if evaluate is not None:
-        dataset, notes = open_dataset(
-            evaluate,
-            bundle.labels,
-            bundle.manifest.bundle.task,
-            read_image=read_image,
-            workers=cores(),
-            progress=partial(progress, "reading"),
-        )
+        dataset, notes = open_labelled(bundle, evaluate, progress)
     key = _key([bundle.digest, str(config), every, frames, fps, seconds, evaluate is None], calibrate)
     folder = default_work(out_dir) if work is None else work
     with work_in(folder, key):

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.cli.numbers import count, resamples, share, whole
 from edge_runtime.cli.prepare_evaluate import progress_on
+from edge_runtime.cli.prepare_judged import add_judged
 from edge_runtime.errors import EXIT_DONE, NotThereError
 
 if TYPE_CHECKING:
@@ -33,30 +33,7 @@ def add_half(parser: argparse.ArgumentParser) -> None:
         metavar="SRC",
         help="pictures, folders of them, or clips (also bundled:NAME), such as the cameras see",
     )
-    parser.add_argument(
-        "--evaluate",
-        type=Path,
-        metavar="DATASET",
-        help="labelled pictures that were not calibrated with, as for `prepare evaluate` (default: every fourth of "
-        "--calibrate is held back, and the float model's answers are taken for right)",
-    )
-    parser.add_argument(
-        "--max-loss", type=share, default=0.01, metavar="0-1", help="of the metric, relative (%(default)s)"
-    )
-    parser.add_argument(
-        "--accept",
-        choices=("bound", "point"),
-        default="bound",
-        help="what must be within --max-loss: the 90 %% bound of the loss, or the loss as seen (%(default)s)",
-    )
-    parser.add_argument(
-        "--variant", action="append", default=[], metavar="V", help="default: all of fp32; again for more"
-    )
-    parser.add_argument("--every", type=count, default=10, metavar="N", help="of a clip, every Nth frame (%(default)s)")
-    parser.add_argument("--seed", type=whole, default=0, help="of what is drawn (%(default)s)")
-    parser.add_argument("--resamples", type=resamples, default=2000, metavar="N", help="of the bound (%(default)s)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the bundle in OUT_DIR")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_judged(parser)
 
 
 def run_half(args: argparse.Namespace) -> int:

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.cli.numbers import count, positive, resamples, share, whole
+from edge_runtime.cli.numbers import count, positive, share
 from edge_runtime.cli.prepare_evaluate import progress_on
+from edge_runtime.cli.prepare_judged import add_judged
 from edge_runtime.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REFUSED, NotThereError
 from edge_runtime.source_url import redact_url
 
@@ -47,31 +48,11 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         help="the configuration that names the cameras: they are opened beside the daemon that may run with it",
     )
     parser.add_argument(
-        "--evaluate",
-        type=Path,
-        metavar="DATASET",
-        help="labelled pictures that were not calibrated with, as for `prepare evaluate` (default: every fourth of "
-        "--calibrate is held back, and the float model's answers are taken for right)",
-    )
-    parser.add_argument(
-        "--max-loss", type=share, default=0.01, metavar="0-1", help="of the metric, relative (%(default)s)"
-    )
-    parser.add_argument(
         "--search-loss",
         type=share,
         metavar="0-1",
         help="what the search may lose on calibration pictures against the float model's own answers, relative: less "
         "keeps more in float and passes more surely, more is faster (default: --max-loss)",
-    )
-    parser.add_argument(
-        "--accept",
-        choices=("bound", "point"),
-        default="bound",
-        help="what must be within --max-loss: the 90 %% bound of the loss, or the loss as seen, which the bundle then "
-        "says (%(default)s)",
-    )
-    parser.add_argument(
-        "--variant", action="append", default=[], metavar="V", help="default: all of fp32; again for more"
     )
     parser.add_argument(
         "--family",
@@ -85,13 +66,10 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how ranges are chosen (%(default)s: the one that loses least)",
     )
-    parser.add_argument("--every", type=count, default=10, metavar="N", help="of a clip, every Nth frame (%(default)s)")
     parser.add_argument("--fps", type=positive, default=2.0, metavar="F", help="of a camera, a second (%(default)g)")
     parser.add_argument("--frames", type=count, default=500, metavar="N", help="at most, of a camera (%(default)s)")
     parser.add_argument("--seconds", type=positive, metavar="S", help="at most, of a camera")
     parser.add_argument("--minutes", type=positive, metavar="M", help="at most, for the search of each artefact")
-    parser.add_argument("--seed", type=whole, default=0, help="of what is drawn (%(default)s)")
-    parser.add_argument("--resamples", type=resamples, default=2000, metavar="N", help="of the bound (%(default)s)")
     parser.add_argument(
         "--work",
         type=Path,
@@ -99,8 +77,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         help="where what was done is kept, so that the same command goes on after an interruption (beside OUT_DIR, and "
         "removed in the end)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the bundle in OUT_DIR")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_judged(parser)
 
 
 def run_quantize(args: argparse.Namespace) -> int:

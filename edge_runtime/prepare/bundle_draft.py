@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from edge_runtime.durable import sync_folder, write_atomic
 from edge_runtime.engine.bundle import MANIFEST_NAME, Bundle, load_bundle
+from edge_runtime.engine.manifest import VariantTable
 from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, load_engine
 from edge_runtime.engine.probe import ReadImage, probe, record_golden
 from edge_runtime.errors import BundleError, EdgeError, UsageError
@@ -23,7 +25,7 @@ from edge_runtime.prepare.png import encode_png
 from edge_runtime.records.frames import Pixels
 from edge_runtime.records.spec import InputSpec
 
-__all__ = ["BundleDraft", "Golden", "check_target", "golden_picture", "named_reader", "put_in_place"]
+__all__ = ["BundleDraft", "Golden", "check_target", "golden_picture", "named_reader", "trial_bundle", "written_aside"]
 
 Prove = Callable[[OnnxRuntimeEngine], None]
 
@@ -48,6 +50,19 @@ class BundleDraft:
     output: Mapping[str, Any]
     variants: list[dict[str, Any]]
 
+    @classmethod
+    def like(cls, source: Bundle, files: Mapping[str, bytes], variants: list[dict[str, Any]]) -> BundleDraft:
+        """All but models and variants as the source has it."""
+        manifest = source.manifest
+        return cls(
+            files=files,
+            labels=source.labels,
+            bundle={**manifest.bundle.model_dump(), "labels": "labels.txt"},
+            input=manifest.input.model_dump(exclude_none=True),
+            output=manifest.output.model_dump(),
+            variants=variants,
+        )
+
     def write(self, out_dir: Path, golden: Golden | None, prove: Prove | None, notes: list[str]) -> Bundle:
         """Make the bundle `out_dir`, replacing one that is there (in two renames; it comes back if the second fails).
 
@@ -57,20 +72,7 @@ class BundleDraft:
         Raises BundleError for what does not load and run, EdgeError (code "write_failed") when the disk refuses; then
         nothing is left.
         """
-        try:
-            return self._write(out_dir, golden, prove, notes)
-        except OSError as error:
-            raise EdgeError(
-                f"the bundle could not be written: {error.strerror or error}",
-                code="write_failed",
-                where=str(out_dir),
-                remedy="check free space and rights; nothing was left behind",
-            ) from error
-
-    def _write(self, out_dir: Path, golden: Golden | None, prove: Prove | None, notes: list[str]) -> Bundle:
-        aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".new", dir=out_dir.parent))
-        try:
-            aside.chmod(0o755)
+        with written_aside(out_dir) as aside:
             for name, data in self.files.items():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(aside / name, data)
@@ -96,15 +98,7 @@ class BundleDraft:
                     engine = load_engine(bundle, name)
                     probe(engine, engine.open_lane(), bundle, name, golden.read_image)
                     engine.close()
-            put_in_place(aside, out_dir)
-            return replace(bundle, root=out_dir)
-        except BundleError as error:
-            # The folder aside is gone when the operator reads this.
-            hint = error.message.replace(f"{aside}{os.sep}", "")
-            place_told = error.where.replace(str(aside), str(out_dir)) if error.where else None
-            raise BundleError(hint, code=error.code, where=place_told, remedy=error.remedy) from None
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        return replace(bundle, root=out_dir)
 
     def _write_manifest(self, folder: Path) -> None:
         listed = {MANIFEST_NAME, *(path for variant in self.variants for path in _artefacts(variant["files"]))}
@@ -199,7 +193,48 @@ def named_reader(read_image: ReadImage) -> ReadImage:
     return read
 
 
-def put_in_place(aside: Path, out_dir: Path) -> None:
+def trial_bundle(source: Bundle, table: VariantTable, name: str, precision: str, model: bytes, folder: Path) -> Bundle:
+    """A bundle in `folder` of the model alone, as the variant `name` made of `table`, for ONNX Runtime."""
+    variant = {
+        "name": name,
+        "precision": precision,
+        "size": list(table.size),
+        "pixel": table.pixel,
+        "files": {"onnxruntime": {"path": "model.onnx", "sha256": hashlib.sha256(model).hexdigest()}},
+    }
+    return BundleDraft.like(source, {"model.onnx": model}, [variant]).write(folder, None, None, [])
+
+
+@contextmanager
+def written_aside(out_dir: Path) -> Iterator[Path]:
+    """A new folder to write a whole bundle into, which then becomes `out_dir`. One that was there is gone then, or
+    stays where anything fails.
+
+    Raises EdgeError (code "write_failed") when the disk refuses, and BundleErrors of the body as of `out_dir`.
+    """
+    try:
+        aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", suffix=".new", dir=out_dir.parent))
+        try:
+            aside.chmod(0o755)
+            yield aside
+            _put_in_place(aside, out_dir)
+        except BundleError as error:
+            # The folder aside is gone when the operator reads this.
+            hint = error.message.replace(f"{aside}{os.sep}", "")
+            where = error.where.replace(str(aside), str(out_dir)) if error.where else None
+            raise BundleError(hint, code=error.code, where=where, remedy=error.remedy) from None
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise EdgeError(
+            f"the bundle could not be written: {error.strerror or error}",
+            code="write_failed",
+            where=str(out_dir),
+            remedy="check free space and rights; nothing was left behind",
+        ) from error
+
+
+def _put_in_place(aside: Path, out_dir: Path) -> None:
     """Give a whole bundle its name; one that had it is gone, or back where that fails. Raises OSError."""
     sync_folder(aside)
     old = aside.with_suffix(".old")

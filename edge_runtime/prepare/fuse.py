@@ -95,15 +95,7 @@ def fuse_bundle(
         doubled = {table["name"] for table in tables if [each["name"] for each in tables].count(table["name"]) > 1}
         if doubled:
             raise UsageError(f"has a variant {', '.join(sorted(doubled))} already", where=str(source.root))
-    manifest = source.manifest
-    draft = BundleDraft(
-        files=files,
-        labels=source.labels,
-        bundle={**manifest.bundle.model_dump(), "labels": "labels.txt"},
-        input=manifest.input.model_dump(exclude_none=True),
-        output=manifest.output.model_dump(),
-        variants=tables,
-    )
+    draft = BundleDraft.like(source, files, tables)
     notes = [f"{name} {cost.pixel}: {cost}" for name, measured in costs.items() for cost in measured]
     notes += [f"{name}: {each}" for name, each in parity.items()]
     bundle = draft.write(out_dir, Golden(golden, read_image, _TOLERANCE), None, notes)

@@ -11,13 +11,13 @@ from typing import Any
 
 import onnx
 
-from edge_runtime.engine.bundle import Bundle, load_bundle
+from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import Backend, VariantTable
 from edge_runtime.engine.onnxrt import OnnxRuntimeEngine, load_engine, open_session
 from edge_runtime.engine.probe import ReadImage, record_golden
 from edge_runtime.engine.session_check import output_shapes
 from edge_runtime.errors import BundleError, RefusedError, UsageError
-from edge_runtime.prepare.bundle_draft import BundleDraft, check_target
+from edge_runtime.prepare.bundle_draft import BundleDraft, check_target, trial_bundle
 from edge_runtime.prepare.calibration import Calibration, CalibrationPicture
 from edge_runtime.prepare.evaluate import measure, predict
 from edge_runtime.prepare.gate import RESAMPLES, Accept, Gate, HeldOut, agreement_truth, judge
@@ -129,7 +129,7 @@ def half_bundle(
         for table in model.tables:
             output_shapes(open_session(half, path), source.input_spec(table.name), path)
             with tempfile.TemporaryDirectory(prefix="edge-runtime-half-") as folder:
-                trial = _trial(source, table, imitation, Path(folder) / "trial")
+                trial = trial_bundle(source, table, _half_name(table.name), "fp16", imitation, Path(folder) / "trial")
                 entry = {
                     "name": _half_name(table.name),
                     "precision": "fp16",
@@ -242,28 +242,6 @@ def _nothing(plan: HalfPlan, where: str) -> RefusedError:
     )
 
 
-def _trial(source: Bundle, table: VariantTable, model: bytes, folder: Path) -> Bundle:
-    """A bundle of the imitation alone, for ONNX Runtime."""
-    manifest = source.manifest
-    variant = {
-        "name": _half_name(table.name),
-        "precision": "fp16",
-        "size": list(table.size),
-        "pixel": table.pixel,
-        "files": {"onnxruntime": {"path": "model.onnx", "sha256": _digest(model)}},
-    }
-    draft = BundleDraft(
-        files={"model.onnx": model},
-        labels=source.labels,
-        bundle={**manifest.bundle.model_dump(), "labels": "labels.txt"},
-        input=manifest.input.model_dump(exclude_none=True),
-        output=manifest.output.model_dump(),
-        variants=[variant],
-    )
-    draft.write(folder, None, None, [])
-    return load_bundle(folder)
-
-
 def _add_golden(
     source: Bundle,
     table: VariantTable,
@@ -326,13 +304,5 @@ def _write(
         if table.name in made:
             tables.append(made[table.name][0])
         tables.append(kept_variant(source, table, files))
-    manifest = source.manifest
-    draft = BundleDraft(
-        files=files,
-        labels=source.labels,
-        bundle={**manifest.bundle.model_dump(), "labels": "labels.txt"},
-        input=manifest.input.model_dump(exclude_none=True),
-        output=manifest.output.model_dump(),
-        variants=tables,
-    )
+    draft = BundleDraft.like(source, files, tables)
     return draft.write(out_dir, None, None, notes)

@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from edge_runtime.durable import write_atomic
+from edge_runtime.errors import CameraError
 from edge_runtime.prepare.quant_probe import Judgement
 from edge_runtime.records.frames import InputArray, Transform
 from edge_runtime.records.spec import InputSpec
@@ -30,7 +31,7 @@ class Kept:
         return Transform(*(spec.width, spec.height) * 3, 0, 0)
 
     def to_rgb(self) -> Any:
-        raise NotImplementedError("an input has no colours any more")
+        raise CameraError("a model's input has no colours to show any more", code="pixels_unreadable")
 
 
 class Store:

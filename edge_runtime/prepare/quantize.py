@@ -19,7 +19,7 @@ from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import VariantTable
 from edge_runtime.engine.probe import ReadImage
 from edge_runtime.errors import BundleError, RefusedError, UsageError
-from edge_runtime.prepare.bundle_draft import check_target
+from edge_runtime.prepare.bundle_draft import check_target, trial_bundle
 from edge_runtime.prepare.calibration import Calibration, CalibrationPicture
 from edge_runtime.prepare.calibration_set import (
     FEATURES,
@@ -38,7 +38,7 @@ from edge_runtime.prepare.quant_graph import activations, float_model
 from edge_runtime.prepare.quant_imitate import imitate_symmetric
 from edge_runtime.prepare.quant_meter import ActivationMeter
 from edge_runtime.prepare.quant_probe import Probe
-from edge_runtime.prepare.quantize_draft import QuantizedDraft, trial_bundle
+from edge_runtime.prepare.quantize_draft import QuantizedDraft
 from edge_runtime.prepare.quantize_look import Look
 from edge_runtime.prepare.quantize_records import (
     Artefact,
@@ -280,7 +280,7 @@ def _judged(
     before = look.of_float(table.name)
     with tempfile.TemporaryDirectory(prefix="edge-runtime-int8-") as folder:
         run = imitate_symmetric(searched.model) if candidate.family == "tensorrt" else searched.model
-        trial = trial_bundle(draft.source, table, name, run, Path(folder) / "trial")
+        trial = trial_bundle(draft.source, table, name, "int8", run, Path(folder) / "trial")
         said = look.say(trial, name)
         right = (
             look.data if labelled else agreement_truth(look.data, before, draft.source.output_spec().score_threshold)

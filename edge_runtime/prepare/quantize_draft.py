@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.engine.bundle import Bundle, load_bundle
+from edge_runtime.engine.bundle import Bundle
 from edge_runtime.engine.manifest import Backend, VariantTable
 from edge_runtime.engine.onnxrt import load_engine
 from edge_runtime.engine.probe import ReadImage, record_golden
@@ -16,7 +16,7 @@ from edge_runtime.prepare.kept import kept_variant
 from edge_runtime.prepare.quant import Family
 from edge_runtime.prepare.quantize_records import Artefact, CalibrationFacts
 
-__all__ = ["TOLERANCE", "QuantizedDraft", "trial_bundle"]
+__all__ = ["TOLERANCE", "QuantizedDraft"]
 
 TOLERANCE = 0.1
 """Of golden outputs. Another processor's kernels round a value to its neighbour, and what follows takes that on:
@@ -93,15 +93,7 @@ class QuantizedDraft:
                     entry = {**self._entries[each.name], "prepared": _prepared(each, facts, listed, cpu)}
                     (before if _faster(each) else behind).append(entry)
             tables += [*before, table, *behind]
-        manifest = self.source.manifest
-        draft = BundleDraft(
-            files=self._files,
-            labels=self.source.labels,
-            bundle={**manifest.bundle.model_dump(), "labels": "labels.txt"},
-            input=manifest.input.model_dump(exclude_none=True),
-            output=manifest.output.model_dump(),
-            variants=tables,
-        )
+        draft = BundleDraft.like(self.source, self._files, tables)
         bundle = draft.write(self._out_dir, None, None, self._notes)
         return bundle, bundle.root / report
 
@@ -140,25 +132,3 @@ def _prepared(artefact: Artefact, facts: CalibrationFacts, report: dict[str, str
         if chosen.speed_low is not None and chosen.speed_high is not None:
             told["speed"] |= {"low": round(chosen.speed_low, 3), "high": round(chosen.speed_high, 3)}
     return {**told, "report": report}
-
-
-def trial_bundle(source: Bundle, table: VariantTable, name: str, model: bytes, folder: Path) -> Bundle:
-    """A bundle in `folder` of the model alone, as the variant `name` made of `table`, for ONNX Runtime."""
-    manifest = source.manifest
-    variant = {
-        "name": name,
-        "precision": "int8",
-        "size": list(table.size),
-        "pixel": table.pixel,
-        "files": {"onnxruntime": {"path": "model.onnx", "sha256": hashlib.sha256(model).hexdigest()}},
-    }
-    draft = BundleDraft(
-        files={"model.onnx": model},
-        labels=source.labels,
-        bundle={**manifest.bundle.model_dump(), "labels": "labels.txt"},
-        input=manifest.input.model_dump(exclude_none=True),
-        output=manifest.output.model_dump(),
-        variants=[variant],
-    )
-    draft.write(folder, None, None, [])
-    return load_bundle(folder)
